@@ -1,0 +1,175 @@
+"""Train packs: the tensors of one micro-batch, in the two layouts that loss functions know.
+
+Axes: B rows, L padded length, S tokens of the concatenated rows, A action sites (len-1 of each row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from areno.api.models import TrainSequence
+
+TrainPack = dict[str, Any]
+"""A plain mapping of tensors, as loss functions written for AReno expect it (keys: see `padded_pack`, `packed_pack`)."""
+
+Layout = Literal["packed", "padded"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRow:
+    """One prompt+response row of L tokens, as views of flat arrays.
+
+    tokens_L     int [L]
+    logprobs_L   float [L]   under the sampling policy, 0 on the prompt
+    prompt       how many tokens the prompt has, or bool [L], True on the prompt
+    advantage    one float for every response token, or float [L]
+    loss_mask_L  bool [L]    False where a token must not be learned from; None learns from all of the response
+    """
+
+    tokens_L: npt.NDArray[Any]
+    logprobs_L: npt.NDArray[Any]
+    prompt: int | npt.NDArray[np.bool_]
+    advantage: float | npt.NDArray[Any]
+    loss_mask_L: npt.NDArray[np.bool_] | None = None
+
+
+def padded_pack(rows: Sequence[TrainRow], *, pad_id: int) -> TrainPack:
+    """Right-padded tensors.
+
+    Returns:
+        input_ids, labels int64 [B,L]; lengths int32 [B]; prompt_mask bool [B,L], True on prompt and padding;
+        logprobs, advantages float32 [B,L]; loss_mask bool [B,L] only if a row has one.
+    """
+    lengths_B = np.array([row.tokens_L.size for row in rows], dtype=np.int32)
+    shape = (len(rows), int(lengths_B.max(initial=0)))
+    input_ids_BL = np.full(shape, pad_id, dtype=np.int64)
+    prompt_mask_BL = np.ones(shape, dtype=np.bool_)
+    logprobs_BL = np.zeros(shape, dtype=np.float32)
+    advantages_BL = np.zeros(shape, dtype=np.float32)
+    masked = any(row.loss_mask_L is not None for row in rows)
+    loss_mask_BL = np.zeros(shape, dtype=np.bool_)
+    for b, row in enumerate(rows):
+        n = row.tokens_L.size
+        input_ids_BL[b, :n] = row.tokens_L
+        logprobs_BL[b, :n] = row.logprobs_L
+        if isinstance(row.prompt, int):
+            prompt_mask_BL[b, row.prompt : n] = False
+            advantages_BL[b, row.prompt : n] = _tail(row.advantage, row.prompt)
+        else:
+            prompt_mask_BL[b, :n] = row.prompt
+            advantages_BL[b, :n] = np.where(row.prompt, 0.0, row.advantage)
+        if masked:
+            loss_mask_BL[b, :n] = ~prompt_mask_BL[b, :n] if row.loss_mask_L is None else row.loss_mask_L
+    pack: TrainPack = {
+        "input_ids": torch.from_numpy(input_ids_BL),
+        "labels": torch.from_numpy(input_ids_BL.copy()),
+        "lengths": torch.from_numpy(lengths_B),
+        "prompt_mask": torch.from_numpy(prompt_mask_BL),
+        "logprobs": torch.from_numpy(logprobs_BL),
+        "advantages": torch.from_numpy(advantages_BL),
+    }
+    if masked:
+        pack["loss_mask"] = torch.from_numpy(loss_mask_BL)
+    return pack
+
+
+def packed_pack(rows: Sequence[TrainRow]) -> TrainPack:
+    """Rows laid end to end without padding.
+
+    Returns:
+        input_ids, position_ids int64 [1,S], positions restarting in each row; train_cu_seqlens int32 [B+1];
+        train_max_seqlen int; packed_num_sequences int = B; packed_response_mask bool [A], packed_seq_ids int64 [A],
+        packed_advantages, packed_logprobs float32 [A] at the positions of `sites.predicted_positions`.
+    """
+    lens_B = [row.tokens_L.size for row in rows]
+    num_tokens, longest = sum(lens_B), max(lens_B, default=0)
+    num_sites = num_tokens - sum(1 for n in lens_B if n)
+    cu_seqlens_B1 = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(lens_B, out=cu_seqlens_B1[1:])
+    input_ids_S = np.empty(num_tokens, dtype=np.int64)
+    position_ids_S = np.empty(num_tokens, dtype=np.int64)
+    mask_A = np.zeros(num_sites, dtype=np.bool_)
+    seq_ids_A = np.empty(num_sites, dtype=np.int64)
+    advantages_A = np.zeros(num_sites, dtype=np.float32)
+    logprobs_A = np.empty(num_sites, dtype=np.float32)
+    ramp = np.arange(longest, dtype=np.int64)
+    start = site = 0
+    for b, row in enumerate(rows):
+        n = lens_B[b]
+        if n == 0:
+            continue
+        stop = site + n - 1
+        input_ids_S[start : start + n] = row.tokens_L
+        position_ids_S[start : start + n] = ramp[:n]
+        seq_ids_A[site:stop] = b
+        # The first token of a row is predicted by no site: every per-token value below is read from 1 on.
+        logprobs_A[site:stop] = row.logprobs_L[1:]
+        if isinstance(row.prompt, int):
+            first = max(row.prompt, 1)
+            response = slice(site + first - 1, stop)
+            advantages_A[response] = _tail(row.advantage, first)
+            mask_A[response] = True if row.loss_mask_L is None else row.loss_mask_L[first:]
+        else:
+            advantages_A[site:stop] = np.where(row.prompt, 0.0, row.advantage)[1:]
+            mask_A[site:stop] = ~row.prompt[1:] if row.loss_mask_L is None else (~row.prompt & row.loss_mask_L)[1:]
+        start, site = start + n, stop
+    return {
+        "input_ids": torch.from_numpy(input_ids_S).unsqueeze(0),
+        "position_ids": torch.from_numpy(position_ids_S).unsqueeze(0),
+        "train_cu_seqlens": torch.from_numpy(cu_seqlens_B1),
+        "train_max_seqlen": longest,
+        "packed_num_sequences": len(rows),
+        "packed_response_mask": torch.from_numpy(mask_A),
+        "packed_seq_ids": torch.from_numpy(seq_ids_A),
+        "packed_advantages": torch.from_numpy(advantages_A),
+        "packed_logprobs": torch.from_numpy(logprobs_A),
+    }
+
+
+def make_train_pack(sequences: Sequence[TrainSequence], layout: Layout = "padded") -> TrainPack:
+    """Lay out rows that were built by hand. Padding takes the first row's `eos_token_id`.
+
+    Raises:
+        ValueError: no rows, or a per-token field whose length is not that of `tokens` (row and lengths are named).
+    """
+    if not sequences:
+        raise ValueError("make_train_pack needs at least one TrainSequence.")
+    rows = [_row_of(i, seq) for i, seq in enumerate(sequences)]
+    return packed_pack(rows) if layout == "packed" else padded_pack(rows, pad_id=sequences[0].eos_token_id)
+
+
+def _tail(advantage: float | npt.NDArray[Any], first: int) -> float | npt.NDArray[Any]:
+    return advantage[first:] if isinstance(advantage, np.ndarray) else advantage
+
+
+def _row_of(index: int, seq: TrainSequence) -> TrainRow:
+    tokens_L = _array(seq.tokens, np.int64)
+    fields = {
+        name: _array(getattr(seq, name), dtype)
+        for name, dtype in (("prompt_mask", np.bool_), ("logprobs", np.float32), ("advantages", np.float32))
+    }
+    loss_mask_L = _array(seq.loss_mask, np.bool_)
+    has_mask = loss_mask_L.size > 0 or tokens_L.size == 0
+    for name, array in {**fields, **({"loss_mask": loss_mask_L} if has_mask else {})}.items():
+        if array.shape != tokens_L.shape:
+            raise ValueError(f"row {index}: {name} has {array.size} entries for {tokens_L.size} tokens.")
+    return TrainRow(
+        tokens_L, fields["logprobs"], fields["prompt_mask"], fields["advantages"], loss_mask_L if has_mask else None
+    )
+
+
+def _array(values: Any, dtype: Any) -> npt.NDArray[Any]:
+    if isinstance(values, torch.Tensor):
+        # bfloat16 has no numpy type; the target type of every field holds its values.
+        values = values.detach().cpu()
+        values = values.float().numpy() if values.is_floating_point() else values.numpy()
+    array = np.asarray(values)
+    if array.size == 0:
+        return np.zeros(0, dtype=dtype)
+    return array.astype(dtype, copy=False)
