@@ -123,7 +123,9 @@ class MaterializeConfig:
         "no-eos", help="Text the reward sees: without the end token, everything, or without all special tokens."
     )
     reward_on_error: str = knob(
-        "fail", help="fail, skip or a number: what a sample whose reward failed gets.", check=_on_error,
+        "fail",
+        help="fail, skip or a number: what a sample whose reward failed gets.",
+        check=_on_error,
         metavar="fail|skip|NUMBER",
     )
 
@@ -170,8 +172,12 @@ class CheckpointConfig:
 class ObservabilityConfig:
     """Observability: metrics and samples."""
 
-    metrics_log_dir: str = knob("runs/areno", help="Folder for metrics.jsonl, TensorBoard and config.json.", metavar="DIR")
-    log_completions: int = knob(0, help="Samples printed per step, also written to completions.jsonl.", check=at_least(0))
+    metrics_log_dir: str = knob(
+        "runs/areno", help="Folder for metrics.jsonl, TensorBoard and config.json.", metavar="DIR"
+    )
+    log_completions: int = knob(
+        0, help="Samples printed per step, also written to completions.jsonl.", check=at_least(0)
+    )
 
 
 @dataclass(frozen=True)
@@ -242,9 +248,17 @@ def knobs() -> Iterator[Knob]:
             kind, choices, optional = _resolve(hints[f.name])
             required = f.default is dataclasses.MISSING
             yield Knob(
-                section=section, group=group, name=f.name, type=kind, choices=choices, optional=optional,
-                required=required, default=None if required else f.default, help=f.metadata["help"],
-                metavar=f.metadata["metavar"], check=f.metadata["check"],
+                section=section,
+                group=group,
+                name=f.name,
+                type=kind,
+                choices=choices,
+                optional=optional,
+                required=required,
+                default=None if required else f.default,
+                help=f.metadata["help"],
+                metavar=f.metadata["metavar"],
+                check=f.metadata["check"],
             )
 
 

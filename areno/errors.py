@@ -4,7 +4,14 @@ from __future__ import annotations
 
 
 class ArenoError(Exception):
-    """A failure with a message for the person at the terminal; no traceback is needed to act on it."""
+    """A failure with a message for the person at the terminal; no traceback is needed to act on it.
+
+    `details` may hold what helps to mend it, such as the traceback of the user's own code.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class UsageError(ArenoError):

@@ -51,7 +51,7 @@ def compute_batch_group_advantages(
     """
     rewards_N = as_float64(rewards)
     sizes_G = np.asarray(group_sizes, dtype=np.int64)
-    if sizes_G.size and int(sizes_G.min()) < 0 or int(sizes_G.sum()) != rewards_N.size:
+    if (sizes_G.size and int(sizes_G.min()) < 0) or int(sizes_G.sum()) != rewards_N.size:
         raise ValueError(
             f"{rewards_N.size} rewards but group sizes add up to {int(sizes_G.sum())}: "
             f"{rewards_N.size - int(sizes_G.sum()):+d} rewards are left over."
@@ -94,7 +94,9 @@ def as_float64(values: Any) -> Float64:
     return np.array([float(value) for value in values], dtype=np.float64)
 
 
-def _advantages(rewards_K: Float64, sizes_G: npt.NDArray[np.int64], eps: float, scale: Scale, baseline: Baseline) -> Float64:
+def _advantages(
+    rewards_K: Float64, sizes_G: npt.NDArray[np.int64], eps: float, scale: Scale, baseline: Baseline
+) -> Float64:
     sizes = sizes_G[sizes_G > 0]
     if sizes.size == 0:
         return np.zeros(0)

@@ -19,7 +19,8 @@ def compute_group_advantages(rewards: Any, eps: float = 1e-8) -> list[float]:
     Raises:
         ValueError: a reward is NaN or infinite.
     """
-    return compute_batch_group_advantages(rewards, [len(rewards)], eps=eps).tolist()
+    advantages: list[float] = compute_batch_group_advantages(rewards, [len(rewards)], eps=eps).tolist()
+    return advantages
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,8 @@ class RewardRecord:
 def _read(view: TokenView, name: str) -> list[Any]:
     prompt, response = view.prompt_tokens, view.response_tokens
     if name == "tokens":
-        return prompt.tolist() + response.tolist()
+        return [*prompt.tolist(), *response.tolist()]
     if name == "logprobs":
-        return [0.0] * prompt.size + view.response_logprobs.tolist()
+        return [0.0] * prompt.size + list(view.response_logprobs.tolist())
     own = [True] * response.size if view.loss_mask is None else view.loss_mask.tolist()
     return [False] * prompt.size + own

@@ -39,13 +39,14 @@ def make_decoder(tokenizer: Any, *, skip_special: bool) -> RowDecoder:
 
 def completion_stops(rollout: RolloutBatch, end_token_ids: Collection[int], text: RewardText) -> Int64:
     """int64 [N]: where each completion's text ends. Under `no-eos` that is before the end token that ended it."""
-    stops_N = rollout.response_offsets_N1[1:]
+    stops_N: Int64 = rollout.response_offsets_N1[1:]
     if text != "no-eos" or not end_token_ids or stops_N.size == 0 or rollout.num_response_tokens == 0:
         return stops_N
     ended_N = (rollout.finish_N == STOPPED) & (rollout.response_lens_N > 0)
     last_N = rollout.response_tokens_T[np.maximum(stops_N - 1, 0)]
     ended_N &= np.isin(last_N, np.fromiter(end_token_ids, dtype=np.int64))
-    return stops_N - ended_N
+    text_stops_N: Int64 = stops_N - ended_N
+    return text_stops_N
 
 
 def decode_completions(
@@ -108,7 +109,9 @@ class ByteTable:
         first = 0
         while first < len(starts):
             last = first + 1
-            while last < len(starts) and stops[last] - starts[first] <= _BLOCK_TOKENS and stops[last - 1] <= starts[last]:
+            while (
+                last < len(starts) and stops[last] - starts[first] <= _BLOCK_TOKENS and stops[last - 1] <= starts[last]
+            ):
                 last += 1
             texts += self._decode_block(tokens_T, starts[first:last], stops[first:last])
             first = last
@@ -124,11 +127,13 @@ class ByteTable:
         # Byte j of the output comes from: start of its token + (j - where its token begins in the output).
         source = np.repeat(self.starts_V1[ids] - (ends - lens), lens)
         source += np.arange(total, dtype=np.int32)
-        text = memoryview(self.bytes_Y[source])  # type: ignore[arg-type]
+        text = memoryview(self.bytes_Y[source])
         edges = np.concatenate([np.zeros(1, dtype=np.int32), ends])
         return [
             str(text[a:b], "utf-8", "replace")
-            for a, b in zip(edges[np.array(starts) - base].tolist(), edges[np.array(stops) - base].tolist(), strict=True)
+            for a, b in zip(
+                edges[np.array(starts) - base].tolist(), edges[np.array(stops) - base].tolist(), strict=True
+            )
         ]
 
     def _agrees_with(self, backend: Any, added: list[int], skip_special: bool) -> bool:

@@ -53,7 +53,9 @@ class RewardSource:
         try:
             return cls(str(full), full.read_bytes())
         except OSError as error:
-            raise UsageError(f"reward file {full} cannot be read ({error.strerror}): check --reward-fn-path.") from error
+            raise UsageError(
+                f"reward file {full} cannot be read ({error.strerror}): check --reward-fn-path."
+            ) from error
 
     def load(self) -> RewardHook:
         """Run the file (once per process) and take its `reward_fn`.
@@ -65,9 +67,13 @@ class RewardSource:
         module = self._module()
         fn = getattr(module, "reward_fn", None)
         if fn is None:
-            raise UsageError(f"{self.path} defines no reward_fn: add `def reward_fn(record): ...` that returns a number.")
+            raise UsageError(
+                f"{self.path} defines no reward_fn: add `def reward_fn(record): ...` that returns a number."
+            )
         if not callable(fn):
-            raise UsageError(f"{self.path}: reward_fn is a {type(fn).__name__}, not a function: define reward_fn(record).")
+            raise UsageError(
+                f"{self.path}: reward_fn is a {type(fn).__name__}, not a function: define reward_fn(record)."
+            )
         if inspect.iscoroutinefunction(fn):
             raise UsageError(f"{self.path}: reward_fn is async; only a plain `def reward_fn(record)` is called.")
         _check_takes_one_argument(fn, self.path)
@@ -124,10 +130,7 @@ def as_reward(value: Any) -> float:
     Raises:
         BadRewardError: None, NaN, infinity, or anything else; nothing is converted by guess.
     """
-    if type(value) is float:
-        number = value
-    else:
-        number = _number(value)
+    number = value if type(value) is float else _number(value)
     if not math.isfinite(number):
         raise BadRewardError("non_finite", f"returned {number}, not a finite number")
     return number
@@ -136,7 +139,7 @@ def as_reward(value: Any) -> float:
 def _number(value: Any) -> float:
     if value is None:
         raise BadRewardError("none", "returned None")
-    if isinstance(value, np.ndarray) and value.ndim == 0 or _is_scalar_tensor(value):
+    if (isinstance(value, np.ndarray) and value.ndim == 0) or _is_scalar_tensor(value):
         value = value.item()
     if isinstance(value, np.bool_):
         return float(value)

@@ -47,8 +47,8 @@ def check_logprobs(sums_N: Float64, rollout: RolloutBatch, first_group: int) -> 
     group = int(rollout.group_of_row_N[row])
     sample = row - int(rollout.group_offsets_G1[group])
     raise RunError(
-        f"rollout logprobs of prompt {first_group + group}, sample {sample} are not finite: the sampling model is broken "
-        "(diverged weights, or an overflow in its compute type); the step was refused, the weights are unchanged."
+        f"rollout logprobs of prompt {first_group + group}, sample {sample} are not finite: the sampling model is "
+        "broken (diverged weights, or an overflow in its compute type); the step was refused, weights are unchanged."
     )
 
 

@@ -22,7 +22,9 @@ class PolicyLoss:
     denominator: Literal["tokens", "sequences"]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, data_pack: Mapping[str, Any], logprobs: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def __call__(
+        self, data_pack: Mapping[str, Any], logprobs: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return self.fn(data_pack, logprobs, **self.options)
 
 
