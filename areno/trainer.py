@@ -1,0 +1,157 @@
+"""The training loop: sample, materialize, learn, record, save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from areno.api.data import PromptBatch
+from areno.config import RunConfig
+from areno.errors import RewardError, RunError
+from areno.executor import Executor, TrainReport
+from areno.materialize.materializer import MaterializedBatch
+from areno.metrics import CompletionSample, StepMetrics
+from areno.step_metrics import StepTimes, completion_samples, gap_seconds, reward_report, step_metrics
+
+# So many steps in a row without a single reward end the run: the reward function is broken, not a sample.
+MAX_UNSCORED_STEPS = 3
+
+
+class PromptStream(Protocol):
+    """Where prompts come from; see `areno.data.PromptSource`."""
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    def batches(self, epoch: int) -> Iterator[PromptBatch]: ...
+
+
+class StepLog(Protocol):
+    """Where the record of a run goes; see `areno.metrics.RunLog`."""
+
+    def log_step(self, metrics: StepMetrics, samples: list[CompletionSample]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run came to."""
+
+    steps: int
+    last_checkpoint: Path | None
+
+
+def train(config: RunConfig, source: PromptStream, executor: Executor, log: StepLog) -> RunSummary:
+    """Run the configured steps. Steps are numbered from 1, epochs from 0.
+
+    Raises:
+        RunError: a fault in a step; metrics and checkpoints up to the step before are whole.
+    """
+    saver = CheckpointSaver(config, executor, total_steps(config, source))
+    unscored = UnscoredGuard()
+    if config.basic.n_samples == 1:
+        log.note("--n-samples 1: every advantage is 0 with one completion per prompt, so nothing is learned; raise it.")
+    step = 0
+    for step, prompts in steps(config, source):
+        began = time.monotonic()
+        with naming_step(step):
+            rollout = executor.rollout(prompts, step)
+            batch = executor.materialize(rollout)
+            materialized = time.monotonic()
+            report = executor.train(batch)
+            ended = time.monotonic()
+        times = StepTimes(
+            end_to_end_s=ended - began,
+            rollout_s=rollout.seconds,
+            materialize_s=materialized - began - rollout.seconds,
+            train_s=ended - materialized,
+            gap_s=gap_seconds(rollout.finished_at, report.first_forward_at),
+        )
+        log.log_step(step_metrics(step, prompts.epoch, batch, report, times), completion_samples(step, batch))
+        for note in notes(step, batch, report):
+            log.note(note)
+        unscored.check(step, batch)
+        saver.after(step)
+    return RunSummary(step, saver.last)
+
+
+def total_steps(config: RunConfig, source: PromptStream) -> int:
+    """How many steps the run will take."""
+    available = source.steps_per_epoch * config.basic.epochs
+    return available if config.basic.max_steps is None else min(available, config.basic.max_steps)
+
+
+def steps(config: RunConfig, source: PromptStream) -> Iterator[tuple[int, PromptBatch]]:
+    """Every step's number and prompts, epoch after epoch."""
+    last = total_steps(config, source)
+    step = 0
+    for epoch in range(config.basic.epochs):
+        for prompts in source.batches(epoch):
+            if step == last:
+                return
+            step += 1
+            yield step, prompts
+
+
+@contextmanager
+def naming_step(step: int) -> Iterator[None]:
+    """Put the step's number in front of a fault's message."""
+    try:
+        yield
+    except RunError as error:
+        raise type(error)(f"step {step}: {error}", error.details) from error
+
+
+def notes(step: int, batch: MaterializedBatch, report: TrainReport) -> Iterator[str]:
+    """What the person at the terminal should know of a step beside its numbers."""
+    if step == 1:
+        yield reward_report(batch)
+    for failure in batch.failures[:3]:
+        yield f"step {step}, prompt {failure.prompt_index}, sample {failure.sample_index}: {failure.message}"
+    if len(batch.failures) > 3:
+        yield f"step {step}: {len(batch.failures) - 3} more rewards failed."
+    if report.optimizer_steps == 0:
+        yield f"step {step}: no completion has both a reward and a token to learn from; the weights are unchanged."
+
+
+class UnscoredGuard:
+    """Stops a run whose reward function gives nothing at all, step after step."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def check(self, step: int, batch: MaterializedBatch) -> None:
+        """
+        Raises:
+            RewardError: every sample of the last MAX_UNSCORED_STEPS steps failed.
+        """
+        failed_whole = batch.num_rows > 0 and not batch.scored.any()
+        self._in_a_row = self._in_a_row + 1 if failed_whole else 0
+        if self._in_a_row == MAX_UNSCORED_STEPS:
+            first = batch.failures[0]
+            raise RewardError(
+                f"step {step}: all rewards of {MAX_UNSCORED_STEPS} steps in a row failed, the first of this step with "
+                f"{first.message}; mend the reward function.",
+                first.traceback,
+            )
+
+
+class CheckpointSaver:
+    """Saves every `--save-interval` steps and after the last one."""
+
+    def __init__(self, config: RunConfig, executor: Executor, last_step: int) -> None:
+        self._folder = None if config.checkpoint.save_path is None else Path(config.checkpoint.save_path)
+        self._interval = config.checkpoint.save_interval
+        self._executor = executor
+        self._last_step = last_step
+        self.last: Path | None = None
+
+    def after(self, step: int) -> None:
+        """Save if this step is due."""
+        if self._folder is not None and (step % self._interval == 0 or step == self._last_step):
+            self.last = self._executor.save(self._folder / f"step_{step:06d}")
