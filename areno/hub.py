@@ -1,4 +1,4 @@
-"""Whether the model and data set hub answers, found out in seconds instead of after the client's long row of retries."""
+"""Whether the model and data set hub answers, found out at once instead of after the client's long row of retries."""
 
 from __future__ import annotations
 

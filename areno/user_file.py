@@ -36,13 +36,13 @@ def load_user_file(path: str, option: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         del sys.modules[name]
         raise UsageError(f"{option}: {where(exc, file)}; mend the file.") from exc
     return module
 
 
-def where(exc: Exception, file: Path) -> str:
+def where(exc: BaseException, file: Path) -> str:
     """`file:line: Kind: message`, the line being the last one inside the file."""
     if isinstance(exc, SyntaxError):
         return f"{exc.filename or file}:{exc.lineno}: {type(exc).__name__}: {exc.msg}"

@@ -1,0 +1,1 @@
+"""The command line: parse and check first, import what is heavy afterwards."""
