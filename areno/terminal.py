@@ -49,7 +49,7 @@ class StepView:
         self._console = console
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._head_shown = False
+        self._rewards: list[float] = []
 
     @contextmanager
     def running(self, total_steps: int) -> Iterator[None]:
@@ -70,9 +70,9 @@ class StepView:
 
     def step(self, metrics: StepMetrics, samples: Sequence[CompletionSample]) -> None:
         """Print a finished step and move the bar on."""
-        if not self._head_shown:
+        if not self._rewards:
             self._console.print(_HEADER, style="dim", soft_wrap=True)
-            self._head_shown = True
+        self._rewards.append(metrics.reward_mean)
         self._console.print(step_line(metrics), soft_wrap=True)
         if samples:
             self._console.print(samples_table(samples))
@@ -80,9 +80,22 @@ class StepView:
             said = f"reward {_number(metrics.reward_mean, '.3f')}  {_number(metrics.tokens_per_s, ',.0f')} tok/s"
             self._bar.update(self._task, advance=1, description=said)
 
+    def say(self, text: str) -> None:
+        """Print a line that belongs to no step."""
+        self._console.print(Text(printable(text)), soft_wrap=True)
+
     def note(self, text: str) -> None:
         """Print a remark between the steps."""
         self._console.print(Text(printable(text), style="yellow"), soft_wrap=True)
+
+    def reward_curve(self) -> str:
+        """Mean reward of the first and the last steps, and the curve between them."""
+        scored = [reward for reward in self._rewards if math.isfinite(reward)]
+        if not scored:
+            return "No step had a reward."
+        ends = min(10, (len(scored) + 1) // 2)
+        first, last = sum(scored[:ends]) / ends, sum(scored[-ends:]) / ends
+        return f"Mean reward of the first {ends} {first:.3f} {sparkline(scored)} {last:.3f} of the last {ends}."
 
 
 def step_line(m: StepMetrics) -> str:

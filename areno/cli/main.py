@@ -60,10 +60,10 @@ def main(args: list[str] | None = None) -> None:
         _fail(f"{exc.format_message()} See `{asked} --help`.", exc.exit_code)
     except click.ClickException as exc:
         _fail(exc.format_message(), exc.exit_code)
-    except UsageError as exc:
-        _fail(str(exc), 2)
     except ArenoError as exc:
-        _fail(str(exc), 1)
+        if exc.details:
+            click.echo(exc.details.rstrip(), err=True)
+        _fail(str(exc), 2 if isinstance(exc, UsageError) else 1)
     except click.Abort:
         _fail("interrupted", 130)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,27 +67,39 @@ def check(config: RunConfig) -> None:
 
 
 def run(config: RunConfig, console: Console) -> RunSummary:
-    """Read the data, load the model, train, and say where everything is."""
-    from areno.metrics import RunLog
+    """Read the data, load the model, train, and say where everything is.
+
+    Raises:
+        UsageError: the data set, the checkpoint or the device cannot be used.
+        RunError: a step failed.
+    """
+    from areno.metrics import METRICS, RunLog
     from areno.rows import load_rows
     from areno.terminal import StepView
 
-    basic = config.basic
-    rows = load_rows(basic.dataset_path, basic.dataset_loader_fn)
+    rows = load_rows(config.basic.dataset_path, config.basic.dataset_loader_fn)
 
     from areno.engine.model import load_tokenizer, resolve_device
-    from areno.trainer import train
+    from areno.trainer import total_steps, train
 
-    resolve_device(basic.device)
-    tokenizer = load_tokenizer(basic.ckpt)
+    resolve_device(config.basic.device)
+    tokenizer = load_tokenizer(config.basic.ckpt)
     source = _prompt_source(config, rows, tokenizer)
-    said = f"{len(rows):,} prompts, {source.skipped_long:,} of them over --max-prompt-tokens and skipped"
-    console.print(f"{said}; {source.steps_per_epoch:,} steps per epoch.", soft_wrap=True)
-    executor = _executor(config, tokenizer)
-    total = min(basic.max_steps or source.steps_per_epoch * basic.epochs, source.steps_per_epoch * basic.epochs)
-    folder = config.observability.metrics_log_dir
-    with RunLog(folder, config.flat(), total, StepView(console)) as log:
-        return train(config, source, executor, log)
+    view = StepView(console)
+    view.say(
+        f"{len(rows):,} prompts, {source.skipped_long:,} skipped as longer than --max-prompt-tokens; "
+        f"{source.steps_per_epoch:,} steps per epoch."
+    )
+    with (
+        closing(_executor(config, tokenizer)) as executor,
+        RunLog(config.observability.metrics_log_dir, config.flat(), total_steps(config, source), view) as log,
+    ):
+        summary = train(config, source, executor, log)
+    view.say(f"\n{summary.steps:,} steps. {view.reward_curve()}")
+    if summary.last_checkpoint is not None:
+        view.say(f"checkpoint  {summary.last_checkpoint}")
+    view.say(f"metrics     {log.folder / METRICS}")
+    return summary
 
 
 def _prompt_source(config: RunConfig, rows: Any, tokenizer: Any) -> PromptSource:
