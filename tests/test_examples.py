@@ -73,7 +73,7 @@ class TestMathReward:
             ("72", "First 70, then 2 more. The answer is 72.", 1.0),
             ("72", "<answer>72</answer>", 1.0),
             ("72", "70 + 2 = <answer>71</answer>, no: <answer> $72$ </answer>. That took 3 steps.", 1.0),
-            ("x^2+1", "<answer>1 + x^2</answer>", 1.0),
+            ("x^2+1", r"<answer>\(1 + x^2\)</answer>", 1.0),
             ("1080", r"\boxed{1,080}", 1.0),
             (r"\frac{1}{2}", r"\boxed{0.5}", 1.0),
             (r"\boxed{\frac{1}{2}}", "$1/2$", 1.0),

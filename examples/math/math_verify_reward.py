@@ -35,9 +35,7 @@ def parse_answer(completion: str) -> list[Any]:
     """What stands in the last <answer> tags, where there are any (math-verify sees no number that ends in a tag); else
     the last answer in the text. Empty if there is nothing to read."""
     tagged = _TAGS.findall(completion)
-    if not tagged:
-        return list(parse(completion))
-    return list(parse(tagged[-1]) or parse(f"\\boxed{{{tagged[-1]}}}"))
+    return list(parse(tagged[-1] if tagged else completion))
 
 
 @lru_cache(maxsize=1024)
