@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from areno.api.data import PromptItem
@@ -81,7 +80,9 @@ def materialize(
 def padded(sequences: list[TrainSequence], with_loss_mask: bool) -> dict[str, Any]:
     """The padded pack, token by token."""
     length = max((len(s.tokens) for s in sequences), default=0)
-    rows: dict[str, list[list[Any]]] = {k: [] for k in ("input_ids", "prompt_mask", "logprobs", "advantages", "loss_mask")}
+    rows: dict[str, list[list[Any]]] = {
+        k: [] for k in ("input_ids", "prompt_mask", "logprobs", "advantages", "loss_mask")
+    }
     for s in sequences:
         gap = length - len(s.tokens)
         rows["input_ids"].append(s.tokens + [s.eos_token_id] * gap)

@@ -196,9 +196,7 @@ def test_denominator_is_the_tokens_of_kept_rows() -> None:
 def test_loss_at_ratio_one_is_what_the_readme_says() -> None:
     rng = np.random.default_rng(0)
     advantages, lens = [1.0, -1.0], [3, 9]
-    pack = make_train_pack(
-        [sequence(1, a, [True] * n, rng) for a, n in zip(advantages, lens, strict=True)], "packed"
-    )
+    pack = make_train_pack([sequence(1, a, [True] * n, rng) for a, n in zip(advantages, lens, strict=True)], "packed")
     logprobs = torch.zeros(12)
     assert gspo_loss_fn(pack, logprobs)[0].item() == pytest.approx(0.0, abs=1e-6)
     expected = -sum(a * n for a, n in zip(advantages, lens, strict=True)) / sum(lens)

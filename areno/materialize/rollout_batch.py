@@ -217,9 +217,16 @@ def _join(rows: Iterable[Any], dtype: Any) -> npt.NDArray[Any]:
     for i, array in enumerate(arrays):
         if array.ndim != 1:
             raise ValueError(f"row {i} must be one-dimensional, got shape {array.shape}.")
-        if array.size and dtype is np.int32 and array.dtype.kind not in "iu":
-            raise ValueError(f"row {i} must hold integer token ids, got {array.dtype}.")
+        if array.size and dtype is np.int32:
+            _check_ids(i, array)
     return np.concatenate([a.astype(dtype) for a in arrays]) if arrays else np.zeros(0, dtype=dtype)
+
+
+def _check_ids(index: int, array: npt.NDArray[Any]) -> None:
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"row {index} must hold integer token ids, got {array.dtype}.")
+    if int(array.max()) > np.iinfo(np.int32).max:
+        raise ValueError(f"row {index} holds token id {int(array.max())}, which does not fit int32.")
 
 
 def _check_rows(name: str, responses: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]]) -> None:
