@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -158,5 +159,5 @@ def test_one_tokenizer_in_many_threads(tokenizer: Any) -> None:
 def test_every_completion_once_and_in_order(tokenizer: Any, batch: RolloutBatch) -> None:
     texts = decode_completions(make_decoder(tokenizer, skip_special=False), batch, [], "raw")
     offsets = batch.response_offsets_N1.tolist()
-    rows = [batch.response_tokens_T[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)]
+    rows = [batch.response_tokens_T[a:b].tolist() for a, b in itertools.pairwise(offsets)]
     assert texts == library(tokenizer, rows, False)

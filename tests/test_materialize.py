@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,10 @@ def check_equal(batch: MaterializedBatch, rollout: RolloutBatch, items: list[Pro
     for mini_bs in (1, 3, 100):
         chunks = [sequences[i : i + mini_bs] for i in range(0, len(sequences), mini_bs)]
         masked = rollout.loss_mask_T is not None
-        for layout, lay_out in (("packed", reference.packed), ("padded", lambda c: reference.padded(c, masked))):
+        for layout, lay_out in (
+            ("packed", reference.packed),
+            ("padded", partial(reference.padded, with_loss_mask=masked)),
+        ):
             packs = list(batch.train_packs(mini_bs, layout=layout))
             assert len(packs) == len(chunks)
             for pack, chunk in zip(packs, chunks, strict=True):
@@ -84,7 +89,7 @@ def test_chunks_make_the_same_batch(tokenizer: Any, rollout: RolloutBatch, data:
     edges = [0, *cuts, rollout.num_groups]
     materializer = LocalMaterializer(tokenizer, hook, num_texts=5)
     whole = materializer.materialize(rollout, items)
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         materializer.submit(rollout.groups(a, b), items[a:b])
     pieces = materializer.gather()
     assert pieces.rewards.tolist() == whole.rewards.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -66,14 +67,20 @@ def test_a_broken_array_is_refused(field: str, value: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (dict(prompts=[[1]], responses=[], logprobs=[]), "1 prompts, 0 groups"),
-        (dict(prompts=[[1]], responses=[[[1]]], logprobs=[[]]), "group 0 has 1 responses but 0 rows of logprobs"),
-        (dict(prompts=[[1]], responses=[[[1, 2]]], logprobs=[[[-1.0]]]), "group 0, sample 0: 2 tokens but 1 entries"),
-        (dict(prompts=[[1]], responses=[[[1.5]]], logprobs=[[[-1.0]]]), "integer token ids"),
-        (dict(prompts=[[1]], responses=[[[2**31]]], logprobs=[[[-1.0]]]), "does not fit"),
-        (dict(prompts=[[1]], responses=[[[1]]], logprobs=[[[-1.0]]], finish=[[]]), "finish must have one entry"),
+        ({"prompts": [[1]], "responses": [], "logprobs": []}, "1 prompts, 0 groups"),
+        ({"prompts": [[1]], "responses": [[[1]]], "logprobs": [[]]}, "group 0 has 1 responses but 0 rows of logprobs"),
         (
-            dict(prompts=[[1]], responses=[[[1]]], logprobs=[[[-1.0]]], loss_masks=[[[True, False]]]),
+            {"prompts": [[1]], "responses": [[[1, 2]]], "logprobs": [[[-1.0]]]},
+            "group 0, sample 0: 2 tokens but 1 entries",
+        ),
+        ({"prompts": [[1]], "responses": [[[1.5]]], "logprobs": [[[-1.0]]]}, "integer token ids"),
+        ({"prompts": [[1]], "responses": [[[2**31]]], "logprobs": [[[-1.0]]]}, "does not fit"),
+        (
+            {"prompts": [[1]], "responses": [[[1]]], "logprobs": [[[-1.0]]], "finish": [[]]},
+            "finish must have one entry",
+        ),
+        (
+            {"prompts": [[1]], "responses": [[[1]]], "logprobs": [[[-1.0]]], "loss_masks": [[[True, False]]]},
             "group 0, sample 0: 1 tokens but 2 entries in loss_masks",
         ),
     ],
@@ -87,7 +94,7 @@ def test_broken_rows_are_named(rows: Any, said: str) -> None:
 def test_cut_and_joined_is_the_same(batch: RolloutBatch, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, batch.num_groups), max_size=3)))
     edges = [0, *cuts, batch.num_groups]
-    parts = [batch.groups(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [batch.groups(a, b) for a, b in itertools.pairwise(edges)]
     same(RolloutBatch.concatenate(parts), batch)
 
 
