@@ -79,9 +79,13 @@ def run(config: RunConfig, console: Console) -> RunSummary:
 
     rows = load_rows(config.basic.dataset_path, config.basic.dataset_loader_fn)
 
+    import transformers
+
     from areno.engine.model import load_tokenizer, resolve_device
     from areno.trainer import total_steps, train
 
+    # Its bars would run through ours.
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     resolve_device(config.basic.device)
     tokenizer = load_tokenizer(config.basic.ckpt)
     source = _prompt_source(config, rows, tokenizer)
