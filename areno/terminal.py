@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.columns import Columns
-from rich.console import Console, Group
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -29,7 +28,7 @@ PIPE_WIDTH = 100
 SHOWN_CHARACTERS = 400
 _BARS = "▁▂▃▄▅▆▇█"
 _HEADER = (
-    f"{'step':>6} {'reward':>8} {'± std':>7} {'tokens':>7} {'cut':>5} {'flat':>5}"
+    f"{'step':>6} {'reward':>8} {'± std':>7} {'length':>7} {'cut off':>7} {'flat groups':>11}"
     f" {'loss':>10} {'grad':>8} {'tok/s':>7} {'time':>8}"
 )
 
@@ -95,14 +94,14 @@ class StepView:
             return "No step had a reward."
         ends = min(10, (len(scored) + 1) // 2)
         first, last = sum(scored[:ends]) / ends, sum(scored[-ends:]) / ends
-        return f"Mean reward of the first {ends} {first:.3f} {sparkline(scored)} {last:.3f} of the last {ends}."
+        return f"Mean reward {first:.3f} (first {ends}) {sparkline(scored)} {last:.3f} (last {ends})."
 
 
 def step_line(m: StepMetrics) -> str:
     """One step in one line, under the header's columns."""
     return (
         f"{m.step:>6} {_number(m.reward_mean, '.3f'):>8} {_number(m.reward_std, '.3f'):>7}"
-        f" {_number(m.response_len_mean, '.1f'):>7} {_number(m.truncated_fraction, '.0%'):>5} {m.zero_variance_groups:>5}"
+        f" {_number(m.response_len_mean, '.1f'):>7} {_number(m.truncated_fraction, '.0%'):>7} {m.zero_variance_groups:>11}"
         f" {_number(m.loss, '.3g'):>10} {_number(m.grad_norm, '.3g'):>8} {_number(m.tokens_per_s, ',.0f'):>7}"
         f" {_number(m.step_e2e_time_s, '.2f') + ' s':>8}"
     )
@@ -121,18 +120,26 @@ def samples_table(samples: Sequence[CompletionSample]) -> Table:
     return table
 
 
-def config_table(groups: Mapping[str, Mapping[str, Any]], changed: set[str]) -> Columns:
-    """The resolved configuration, two columns of groups where the terminal is wide enough. Changed values are bold."""
-    blocks: list[Table] = []
-    for group, values in groups.items():
-        table = Table(title=group, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
-        table.add_column(no_wrap=True, style="dim")
-        table.add_column(overflow="fold")
-        for name, value in values.items():
-            table.add_row(name, Text(_shown(value), style="bold" if name in changed else ""))
-        blocks.append(table)
+def config_table(groups: Mapping[str, Mapping[str, Any]], changed: set[str]) -> Table:
+    """The resolved configuration, half of the groups beside the other half. Changed values are bold."""
+    blocks = [list(_config_rows(group, values, changed)) for group, values in groups.items()]
     half = (len(blocks) + 1) // 2
-    return Columns([Group(*blocks[:half]), Group(*blocks[half:])], padding=(0, 4))
+    left, right = (list(itertools.chain(*some)) for some in (blocks[:half], blocks[half:]))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+    blank = (Text(), Text())
+    for row in itertools.zip_longest(left, right, fillvalue=blank):
+        table.add_row(*itertools.chain(*row))
+    return table
+
+
+def _config_rows(group: str, values: Mapping[str, Any], changed: set[str]) -> Iterator[tuple[Text, Text]]:
+    yield Text(group, style="bold underline"), Text()
+    for name, value in values.items():
+        yield Text(name, style="dim"), Text(_shown(value), style="bold" if name in changed else "")
+    yield Text(), Text()
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
@@ -159,7 +166,9 @@ def _cut(text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None or isinstance(value, bool):
+        return "-" if value is None else "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else printable(str(value))
 
 
 def _number(value: float, spec: str) -> str:

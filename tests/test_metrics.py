@@ -158,8 +158,8 @@ def test_reward_curve() -> None:
     assert view.reward_curve() == "No step had a reward."
     for step in range(1, 31):
         view.step(metrics(step, reward_mean=math.nan if step == 5 else step / 30), ())
-    assert view.reward_curve().startswith("Mean reward of the first 10 0.")
-    assert view.reward_curve().endswith(" 0.850 of the last 10.")
+    assert view.reward_curve().startswith("Mean reward 0.")
+    assert view.reward_curve().endswith(" 0.850 (last 10).")
 
 
 @pytest.mark.parametrize(
