@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -120,18 +120,28 @@ def samples_table(samples: Sequence[CompletionSample]) -> Table:
     return table
 
 
-def config_table(groups: Mapping[str, Mapping[str, Any]], changed: set[str]) -> Table:
-    """The resolved configuration, half of the groups beside the other half. Changed values are bold."""
-    blocks = [list(_config_rows(group, values, changed)) for group, values in groups.items()]
+def config_table(groups: Mapping[str, Mapping[str, Any]], changed: set[str], wide: set[str]) -> Group:
+    """The resolved configuration: the `wide` values (paths) first, then half of the groups beside the other half.
+
+    Changed values are bold.
+    """
+    narrow = {group: {name: values[name] for name in values if name not in wide} for group, values in groups.items()}
+    blocks = [list(_config_rows(group, values, changed)) for group, values in narrow.items() if values]
     half = (len(blocks) + 1) // 2
     left, right = (list(itertools.chain(*some)) for some in (blocks[:half], blocks[half:]))
+    paths = {name: value for values in groups.values() for name, value in values.items() if name in wide}
+    return Group(
+        _grid(_config_rows("Paths", paths, changed)),
+        _grid(itertools.starmap(tuple.__add__, itertools.zip_longest(left, right, fillvalue=(Text(), Text())))),
+    )
+
+
+def _grid(rows: Iterable[tuple[Text, ...]]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-    blank = (Text(), Text())
-    for row in itertools.zip_longest(left, right, fillvalue=blank):
-        table.add_row(*itertools.chain(*row))
+    for row in rows:
+        table.add_row(*row)
+    for column in table.columns:
+        column.overflow = "fold"
     return table
 
 

@@ -252,10 +252,12 @@ class TestRun:
         self, runnable: Inputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         fails_later = (
+            "calls = []\n"
             "def reward_fn(record):\n"
-            "    if record.metadata['step'] == 2 and record.metadata['sample_index'] == 1:\n"
+            "    calls.append(record)\n"
+            "    if len(calls) == 4:\n"
             "        raise LookupError('no verifier')\n"
-            "    return record.metadata['sample_index']\n"
+            "    return len(calls)\n"
         )
         write("--reward-fn-path", "fails.py", fails_later)(runnable, tmp_path)
         given = runnable | {"--save-path": str(tmp_path / "save"), "--save-interval": "1"}

@@ -146,11 +146,16 @@ def test_samples_table_shows_the_text_and_nothing_that_moves_the_cursor() -> Non
         assert name in out
 
 
-def test_config_table_shows_every_value() -> None:
-    console = terminal()
-    console.print(config_table({"Basic": {"--ckpt": "a/[b]", "--max-steps": None}, "Train": {"--lr": 1e-6}}, {"--lr"}))
-    assert "a/[b]" in shown(console)
-    assert "1e-06" in shown(console)
+@pytest.mark.parametrize("width", [60, 100])
+def test_config_table_shows_every_value(width: int) -> None:
+    console = terminal(width)
+    groups = {"Basic": {"--ckpt": "a/[b]", "--max-steps": None}, "Train": {"--lr": 1e-6}, "Checkpoint": {"--to": "q" * 90}}
+    console.print(config_table(groups, {"--lr"}, {"--ckpt", "--to"}))
+    out = shown(console)
+    for part in ("Paths", "a/[b]", "--max-steps", "1e-06"):
+        assert part in out
+    assert out.count("q") == 90
+    assert "Checkpoint" not in out, "a group of paths only"
 
 
 def test_reward_curve() -> None:

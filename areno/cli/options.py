@@ -45,9 +45,9 @@ def knob_options() -> list[click.Parameter]:
 
 
 def changed(ctx: click.Context) -> set[str]:
-    """Names of the options that were given on the command line."""
+    """The options that were given on the command line, as `--name`."""
     given = click.core.ParameterSource.COMMANDLINE
-    return {name for name in ctx.params if ctx.get_parameter_source(name) is given}
+    return {knob.option for knob in knobs() if ctx.get_parameter_source(knob.name) is given}
 
 
 def grouped(values: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areno.cli.options import HELP, GroupedCommand, changed, grouped, knob_options
-from areno.config import RunConfig, build
+from areno.config import RunConfig, build, knobs
 from areno.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def command(ctx: click.Context, /, **values: Any) -> None:
     from areno.terminal import config_table, make_console
 
     console = make_console()
-    console.print(config_table(grouped(config.flat()), {"--" + name.replace("_", "-") for name in changed(ctx)}))
+    paths = {knob.option for knob in knobs() if knob.metavar in ("PATH", "FILE", "DIR")}
+    console.print(config_table(grouped(config.flat()), changed(ctx), paths))
     run(config, console)
 
 
