@@ -1,0 +1,1 @@
+"""The model side of a step: load, sample, take logprobs, learn, save."""
