@@ -44,9 +44,12 @@ def gradients(policy: Policy, packs: list[TrainPack], counts: WindowCounts, loss
 
 
 class TestSiteLogprobs:
+    @pytest.mark.parametrize("row_attention", [False, True])
     @pytest.mark.parametrize("masked", [False, True])
-    def test_both_layouts_equal_the_plain_computation(self, masked: bool) -> None:
-        model = tiny_model(torch.float64)
+    def test_both_layouts_equal_the_plain_computation(self, masked: bool, row_attention: bool) -> None:
+        policy = tiny_policy(torch.float64)
+        model = policy.model if row_attention else tiny_model(torch.float64)
+        assert (model.config._attn_implementation == "sdpa") != row_attention
         rows = random_rows(9, masked=masked)
         packed = logprobs_of(model, packs_of(rows, 9, "packed")[0])
         padded_pack = packs_of(rows, 9, "padded")[0]
@@ -85,6 +88,21 @@ class TestSiteLogprobs:
             values.square().sum().backward()
             results.append((values, policy.model.get_input_embeddings().weight.grad))
         torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=1e-9)
+
+    def test_sliding_layers_keep_their_window_in_packed_rows(self) -> None:
+        window = {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+        plain = tiny_model(torch.float64, **window)
+        policy = policy_of(tiny_model(torch.float64, **window), tiny_tokenizer())
+        rows = random_rows(9)
+        (packed,), (padded,) = packs_of(rows, 9, "packed"), packs_of(rows, 9, "padded")
+        values = logprobs_of(policy.model, packed)
+        torch.testing.assert_close(values, logprobs_of(plain, packed), atol=1e-6, rtol=0)
+        padded_values = logprobs_of(plain, padded)[trainable_sites(padded)]
+        torch.testing.assert_close(values[trainable_sites(packed)], padded_values, atol=1e-6, rtol=0)
+
+    def test_a_model_whose_attention_does_not_see_positions_keeps_the_mask(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("areno.engine.attention._row_bounds", lambda *_: [])
+        assert tiny_policy().model.config._attn_implementation == "sdpa"
 
     @pytest.mark.parametrize("layout", ["packed", "padded"])
     def test_a_model_that_scales_its_logits_stays_right(self, layout: str) -> None:

@@ -170,7 +170,10 @@ def policy_of(model: Any, tokenizer: Any, *, activation_checkpointing: bool = Fa
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise UsageError(f"The tokenizer has {len(tokenizer)} tokens, the model {rows}: they do not belong together.")
+    from areno.engine.attention import use_row_attention
+
     _turn_off_dropout(model)
+    use_row_attention(model)
     if activation_checkpointing:
         # The name since transformers 5.2x, or the one before.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
