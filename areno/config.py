@@ -119,6 +119,18 @@ class MaterializeConfig:
     materialize_backend: Literal["local", "ray"] = knob(
         "local", help="Where completions are decoded, scored and packed: this process, or Ray actors."
     )
+    materialize_workers: int | None = knob(
+        None, help="ray: materialize actors; by default the CPUs that the train workers leave.", check=at_least(1)
+    )
+    ray_address: str | None = knob(
+        None,
+        help="ray: cluster to join (RAY_ADDRESS is the default); without one, Ray is started on this machine.",
+        metavar="HOST:PORT",
+    )
+    object_store_gb: float | None = knob(
+        None, help="ray: size of the object store that is started here, in GiB; Ray chooses by default.", check=above(0)
+    )
+    ray_dashboard: bool = knob(False, help="ray: start the dashboard with Ray and print its address.")
     reward_text: Literal["no-eos", "raw", "no-special"] = knob(
         "no-eos", help="Text the reward sees: without the end token, everything, or without all special tokens."
     )
@@ -284,5 +296,9 @@ def _check_together(config: RunConfig) -> None:
     train, basic = config.train, config.basic
     if train.min_lr > train.lr:
         raise UsageError(f"--min-lr {train.min_lr:g} is above --lr {train.lr:g}: lower it or raise --lr.")
+    if config.materialize.materialize_backend == "local" and basic.world_size > 1:
+        raise UsageError(
+            f"--world-size {basic.world_size} needs --materialize-backend ray: the local back end has one train worker."
+        )
     if basic.device == "cpu" and train.attn_backend == "flash":
         raise UsageError("--attn-backend flash needs a CUDA device: use --attn-backend native with --device cpu.")

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 # Gradients go over the wire in flat buckets: few calls, and no second copy of the whole gradient.
 BUCKET_BYTES = 64 << 20
@@ -28,7 +29,7 @@ class Rendezvous:
 class DistributedReducer:
     """See `areno.engine.learner.GradientReducer`. Sums are the same bits on every worker."""
 
-    def __init__(self, store: dist.TCPStore, *, rank: int, world_size: int, device: torch.device) -> None:
+    def __init__(self, store: TCPStore, *, rank: int, world_size: int, device: torch.device) -> None:
         self.rank = rank
         self.world_size = world_size
         self._device = device
@@ -42,9 +43,10 @@ class DistributedReducer:
                 weight.grad = torch.zeros_like(weight)
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         for bucket in buckets(gradients, BUCKET_BYTES):
-            flat = _flatten_dense_tensors(bucket)
+            flat = _flatten_dense_tensors(bucket)  # type: ignore[no-untyped-call]
             dist.all_reduce(flat)
-            for gradient, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+            totals = _unflatten_dense_tensors(flat, bucket)  # type: ignore[no-untyped-call]
+            for gradient, total in zip(bucket, totals, strict=True):
                 gradient.copy_(total)
 
     def sum_vector(self, values: torch.Tensor) -> torch.Tensor:
@@ -57,15 +59,15 @@ class DistributedReducer:
         dist.destroy_process_group()
 
 
-def open_store(host: str, world_size: int) -> tuple[dist.TCPStore, Rendezvous]:
+def open_store(host: str, world_size: int) -> tuple[TCPStore, Rendezvous]:
     """The store of rank 0, on a port that the system chooses and that is held from then on."""
-    store = dist.TCPStore(host, 0, world_size, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+    store = TCPStore(host, 0, world_size, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
     return store, Rendezvous(host, store.port)
 
 
-def join_store(rendezvous: Rendezvous, world_size: int) -> dist.TCPStore:
+def join_store(rendezvous: Rendezvous, world_size: int) -> TCPStore:
     """The store of another rank."""
-    return dist.TCPStore(rendezvous.host, rendezvous.port, world_size, is_master=False, timeout=TIMEOUT)
+    return TCPStore(rendezvous.host, rendezvous.port, world_size, is_master=False, timeout=TIMEOUT)
 
 
 def buckets(tensors: Sequence[torch.Tensor], limit_bytes: int) -> Iterator[list[torch.Tensor]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from areno.api.loss_fns import PolicyLoss, policy_loss
 from areno.config import RunConfig
@@ -27,6 +30,7 @@ def build_engine(config: RunConfig, tokenizer: Any, reducer: GradientReducer | N
     Raises:
         UsageError: the checkpoint cannot be loaded.
     """
+    share_cpus(config.basic.world_size)
     policy = load_policy(config.basic, config.train, tokenizer)
     temperature = 1.0 if config.rollout.greedy else config.rollout.temperature
     learner = Learner(
@@ -37,6 +41,12 @@ def build_engine(config: RunConfig, tokenizer: Any, reducer: GradientReducer | N
         reducer=LocalReducer() if reducer is None else reducer,
     )
     return Engine(policy, HfRollout(policy, config.rollout.rollout_rows), learner)
+
+
+def share_cpus(world_size: int) -> None:
+    """Give each worker its part of the cores. Set on purpose: the number of threads changes float sums, and so what is
+    sampled, and it must not depend on who started the process."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
 
 
 def loss_of(config: RunConfig) -> PolicyLoss:

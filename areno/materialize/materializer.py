@@ -124,6 +124,9 @@ class AdvantageOptions:
     baseline: Baseline = "mean"
 
 
+GROUP_RELATIVE = AdvantageOptions()
+
+
 class LocalMaterializer:
     """Materializes in this process.
 
@@ -148,7 +151,7 @@ class LocalMaterializer:
         text: RewardText = "no-eos",
         on_error: OnError = "fail",
         end_token_ids: Sequence[int] | None = None,
-        advantages: AdvantageOptions = AdvantageOptions(),
+        advantages: AdvantageOptions = GROUP_RELATIVE,
         num_texts: int = 0,
     ) -> None:
         options = ShardOptions(text, on_error, resolve_end_token_ids(tokenizer, end_token_ids))
