@@ -70,6 +70,17 @@ def test_equal_probabilities_are_ranked_by_id() -> None:
     assert keep_likeliest(mixed, 4, 1.0).nonzero()[:, 1].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("spread", [0.1, 3.0])
+def test_top_p_keeps_the_same_with_and_without_the_short_cut(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    probs = (spread * torch.randn(4, 500, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    expected = keep_likeliest(probs, -1, 0.9)
+    monkeypatch.setattr("areno.engine.sampling._FEW", 100)
+    assert torch.equal(keep_likeliest(probs, -1, 0.9), expected)
+    for row, kept in zip(probs.double(), expected.double(), strict=True):
+        assert kept.sum() >= 0.9 * row.sum()
+        assert kept.sum() - kept[kept > 0].min() < 0.9 * row.sum()
+
+
 def test_edges_of_the_uniform() -> None:
     probs = [0.0, 0.25, 0.0, 0.75, 0.0]
     uniforms = torch.tensor([0.0, 0.25 - 1e-7, 0.25 + 1e-7, 1 - 2**-53], dtype=torch.float64)

@@ -13,6 +13,8 @@ import torch
 
 from areno.api.models import SamplingParams
 
+_FEW = 1024
+
 
 def uniform_streams(
     seed: int, step: int, rows: Sequence[tuple[int, int]], length: int
@@ -68,16 +70,31 @@ def keep_likeliest(probs_BV: torch.Tensor, top_k: int, top_p: float) -> torch.Te
     those, top-p keeps the shortest beginning whose share of their sum reaches `top_p`, at least one token.
     """
     vocabulary = probs_BV.shape[-1]
-    ranked_BK = probs_BV.topk(min(top_k, vocabulary) if top_k > 0 else vocabulary).values
-    count_B1 = torch.full_like(ranked_BK[:, :1], ranked_BK.shape[-1], dtype=torch.int64)
+    size = min(top_k, vocabulary) if top_k > 0 else vocabulary
     if top_p < 1:
-        cdf_BK = ranked_BK.cumsum(dim=-1, dtype=torch.float64)
-        below_BK = cdf_BK[:, :-1] < top_p * cdf_BK[:, -1:]
-        count_B1 = 1 + below_BK.sum(dim=-1, keepdim=True)
+        ranked_BK, count_B1 = _shortest_beginning(probs_BV, size, top_p)
+    else:
+        ranked_BK = probs_BV.topk(size).values
+        count_B1 = torch.full_like(ranked_BK[:, :1], size, dtype=torch.int64)
     least_B1 = ranked_BK.gather(-1, count_B1 - 1)
     above_BV, tied_BV = probs_BV > least_B1, probs_BV == least_B1
     room_B1 = count_B1 - above_BV.sum(dim=-1, keepdim=True)
     return probs_BV.masked_fill(~(above_BV | (tied_BV & (tied_BV.cumsum(dim=-1) <= room_B1))), 0.0)
+
+
+def _shortest_beginning(probs_BV: torch.Tensor, size: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest probabilities [B, K], falling, and how many of them int64 [B, 1] reach `top_p` of the first `size`.
+
+    To sort a whole vocabulary costs as much as a layer, and a few hundred tokens nearly always hold the share.
+    """
+    vocabulary = probs_BV.shape[-1]
+    for width in (min(size, _FEW), size) if size == vocabulary else (size,):
+        ranked_BK = probs_BV.topk(width).values
+        cdf_BK = ranked_BK.cumsum(dim=-1, dtype=torch.float64)
+        total_B1 = probs_BV.sum(dim=-1, keepdim=True, dtype=torch.float64) if size == vocabulary else cdf_BK[:, -1:]
+        if bool((cdf_BK[:, -1:] >= top_p * total_B1).all()):
+            break
+    return ranked_BK, 1 + (cdf_BK[:, :-1] < top_p * total_B1).sum(dim=-1, keepdim=True)
 
 
 def _invert_cdf(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> torch.Tensor:
