@@ -38,6 +38,11 @@ def fraction(v: float) -> str | None:
     return None if 0 <= v < 1 else "must be at least 0 and below 1"
 
 
+def share(v: float) -> str | None:
+    """A check for shares of a whole: 0 <= value <= 1."""
+    return None if 0 <= v <= 1 else "must be at least 0 and at most 1"
+
+
 def _positive_or_off(v: int) -> str | None:
     return None if v == -1 or v >= 1 else "must be at least 1, or -1 to turn it off"
 
@@ -140,6 +145,26 @@ class MaterializeConfig:
         check=_on_error,
         metavar="fail|skip|NUMBER",
     )
+    max_failed_fraction: float = knob(
+        1.0, help="Share of a step's rewards that may fail before the run is stopped.", check=share
+    )
+    reward_timeout_s: float | None = knob(
+        None,
+        help="Longest reward call in seconds (of a batch hook: of the whole call); none by default.",
+        check=above(0),
+    )
+    reward_memory_gb: float | None = knob(
+        None, help="Memory a scorer may take beyond what it starts with, in GiB; unbounded by default.", check=above(0)
+    )
+    reward_isolation: bool | None = knob(
+        None, help="Score in a process of its own, so that a crash costs one sample; on with a timeout or memory bound."
+    )
+    reward_retries: int = knob(1, help="How often a sample that killed its scorer is tried again.", check=at_least(0))
+    reward_concurrency: int = knob(16, help="Calls of an `async def reward_fn` at a time.", check=at_least(1))
+    reward_slow_threshold_s: float | None = knob(
+        None, help="Name every sample whose reward call takes longer, in seconds.", check=above(0)
+    )
+    reward_dry_run: bool = knob(True, help="Try the reward function on the first row before the model is loaded.")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from areno.engine.worker import Engine, build_engine
 from areno.materialize.materializer import LocalMaterializer, MaterializedBatch, Materializer
 from areno.materialize.plan import DispatchPlan, OptimizerWindow, plan_dispatch
 from areno.materialize.rollout_batch import RolloutBatch
+from areno.materialize.scoring import ScoringOptions
 
 Chunk = TypeVar("Chunk")
 
@@ -113,7 +114,7 @@ class LocalExecutor:
             tokenizer,
             config.basic.reward_fn_path,
             text=config.materialize.reward_text,
-            on_error=reward_on_error_policy(config.materialize.reward_on_error),
+            scoring=scoring_options(config),
             end_token_ids=engine.policy.end_token_ids,
             num_texts=config.observability.log_completions,
         )
@@ -165,6 +166,19 @@ def sampling_params(config: RunConfig) -> SamplingParams:
         max_new_tokens=rollout.max_new_tokens,
         temperature=rollout.temperature,
         seed=config.basic.seed,
+    )
+
+
+def scoring_options(config: RunConfig) -> ScoringOptions:
+    """How the options want rewards to be called for."""
+    options = config.materialize
+    return ScoringOptions(
+        on_error=reward_on_error_policy(options.reward_on_error),
+        timeout_s=options.reward_timeout_s,
+        memory_gb=options.reward_memory_gb,
+        isolate=options.reward_isolation,
+        retries=options.reward_retries,
+        concurrency=options.reward_concurrency,
     )
 
 

@@ -101,6 +101,7 @@ def test_ray_workers_is_imported_only_inside_the_function_that_handles_ray() -> 
         ("import areno.config, areno.cli.main", {"torch", "transformers", "ray", "numpy", "datasets"}),
         ("from areno.api import compute_batch_group_advantages, RewardRecord", {"torch", "transformers", "ray"}),
         ("import areno.materialize.shard", {"ray", "transformers"}),
+        ("import areno.materialize.scorer_child", {"torch", "ray", "transformers", "datasets"}),
         ("import areno.trainer", {"ray"}),
     ],
 )

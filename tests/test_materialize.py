@@ -16,7 +16,7 @@ from strategies import items_for, rollouts
 
 from areno.api import PromptItem, RewardRecord, grpo_loss_fn, gspo_loss_fn
 from areno.errors import RewardError, RunError
-from areno.materialize import LocalMaterializer, RolloutBatch
+from areno.materialize import LocalMaterializer, RolloutBatch, ScoringOptions
 from areno.materialize.materializer import MaterializedBatch
 
 
@@ -186,7 +186,9 @@ def some_rewards(tokenizer: Any, values: list[Any], on_error: Any) -> Materializ
             raise value
         return value
 
-    return LocalMaterializer(tokenizer, scripted, on_error=on_error).materialize(rollout, items_for(rollout))
+    return LocalMaterializer(tokenizer, scripted, scoring=ScoringOptions(on_error=on_error)).materialize(
+        rollout, items_for(rollout)
+    )
 
 
 @pytest.mark.parametrize(

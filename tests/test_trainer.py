@@ -16,6 +16,7 @@ from areno.engine.scripted import ScriptedCompletion, ScriptedRollout, seeded_sc
 from areno.errors import RewardError, RunError
 from areno.executor import StepRollout, TrainReport, plan_step, with_items
 from areno.materialize.materializer import LocalMaterializer, MaterializedBatch
+from areno.materialize.scoring import ScoringOptions
 from areno.metrics import StepMetrics
 from areno.trainer import MAX_UNSCORED_STEPS, train
 
@@ -93,7 +94,7 @@ def config(**values: Any) -> RunConfig:
 
 
 def run(tokenizer: Any, reward: Callable[[RewardRecord], Any], count: int = 5, **values: Any) -> tuple[Any, Log, Any]:
-    options = {k: values.pop(k) for k in ("script", "on_error", "num_texts") if k in values}
+    options = {k: values.pop(k) for k in ("script", "scoring", "num_texts") if k in values}
     settings = config(**values)
     executor = ScriptedExecutor(settings, tokenizer, reward, **options)
     log = Log()
@@ -162,7 +163,9 @@ def test_a_failed_reward_stops_the_run_with_its_place(tokenizer: Any) -> None:
 
 def test_skipped_rewards_are_counted(tokenizer: Any) -> None:
     executor, log, _ = run(
-        tokenizer, lambda r: None if r.metadata["sample_index"] == 1 else r.metadata["sample_index"], on_error="skip"
+        tokenizer,
+        lambda r: None if r.metadata["sample_index"] == 1 else r.metadata["sample_index"],
+        scoring=ScoringOptions(on_error="skip"),
     )
     assert all(m.reward_mean == 1.0 for m in log.steps)
     assert log.steps[0].extra["reward_failures/none"] == 2
@@ -175,7 +178,7 @@ def test_steps_without_any_reward_end_the_run(tokenizer: Any) -> None:
 
     log = Log()
     settings = config()
-    executor = ScriptedExecutor(settings, tokenizer, broken, on_error="skip")
+    executor = ScriptedExecutor(settings, tokenizer, broken, scoring=ScoringOptions(on_error="skip"))
     with pytest.raises(RewardError, match=f"{MAX_UNSCORED_STEPS} steps in a row failed.*always"):
         train(settings, Prompts(20, 2), executor, log)
     assert len(log.steps) == MAX_UNSCORED_STEPS

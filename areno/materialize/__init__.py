@@ -1,18 +1,43 @@
-"""The step between rollout and train: decode, score, pack, one advantage pass."""
+"""The step between rollout and train: decode, score, pack, one advantage pass.
+
+Loaded on first use: a scorer process, started anew whenever one dies, must not wait for torch.
+"""
 
 from __future__ import annotations
 
-from areno.materialize.materializer import LocalMaterializer, MaterializedBatch, Materializer
-from areno.materialize.pack import FlatPack
-from areno.materialize.rollout_batch import ABORTED, LENGTH, STOPPED, RolloutBatch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "ABORTED",
-    "LENGTH",
-    "STOPPED",
-    "FlatPack",
-    "LocalMaterializer",
-    "MaterializedBatch",
-    "Materializer",
-    "RolloutBatch",
-]
+if TYPE_CHECKING:
+    from areno.materialize.materializer import AdvantageOptions as AdvantageOptions
+    from areno.materialize.materializer import LocalMaterializer as LocalMaterializer
+    from areno.materialize.materializer import MaterializedBatch as MaterializedBatch
+    from areno.materialize.materializer import Materializer as Materializer
+    from areno.materialize.pack import FlatPack as FlatPack
+    from areno.materialize.rollout_batch import ABORTED as ABORTED
+    from areno.materialize.rollout_batch import LENGTH as LENGTH
+    from areno.materialize.rollout_batch import STOPPED as STOPPED
+    from areno.materialize.rollout_batch import RolloutBatch as RolloutBatch
+    from areno.materialize.scoring import ScoringOptions as ScoringOptions
+
+_HOME = {
+    "ABORTED": "rollout_batch",
+    "LENGTH": "rollout_batch",
+    "STOPPED": "rollout_batch",
+    "AdvantageOptions": "materializer",
+    "FlatPack": "pack",
+    "LocalMaterializer": "materializer",
+    "MaterializedBatch": "materializer",
+    "Materializer": "materializer",
+    "RolloutBatch": "rollout_batch",
+    "ScoringOptions": "scoring",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"areno.materialize.{home}"), name)

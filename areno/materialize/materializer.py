@@ -6,7 +6,7 @@ Axes: G groups, N completions, K shards of a step.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -22,8 +22,8 @@ from areno.materialize.micro_batch import train_pack_of
 from areno.materialize.pack import FlatPack
 from areno.materialize.plan import split
 from areno.materialize.rollout_batch import Bool, Float32, Float64, Int64, RolloutBatch, UInt8, offsets_of
-from areno.materialize.scorer import OnError, SampleFailure
-from areno.materialize.shard import Reward, ShardMaterializer, ShardOptions, ShardSummary, ShardTask
+from areno.materialize.scoring import OnError, SampleFailure, ScoringOptions
+from areno.materialize.shard import DEFAULT_SCORING, Reward, ShardMaterializer, ShardOptions, ShardSummary, ShardTask
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class MaterializedBatch:
     finish                  uint8 [N]
     logprob_mean            mean over all own response tokens under the sampling policy; 0.0 without any
     flat_packs              K packs; shard k holds rows shard_offsets[k]:shard_offsets[k+1]
+    components              name -> float64 [N], parts that rewards came with; NaN where one came without
     texts                   the first completions' texts, as many as were asked for
     """
 
@@ -62,6 +63,7 @@ class MaterializedBatch:
     finish: UInt8
     logprob_mean: float
     timings: StageTimings
+    components: Mapping[str, Float64]
     failures: tuple[SampleFailure, ...]
     texts: tuple[str, ...]
     flat_packs: Sequence[FlatPack]
@@ -134,7 +136,7 @@ class LocalMaterializer:
         tokenizer: any tokenizer with `decode`; its `eos_token_id` is the pad id and, by default, the only end token.
         reward: path of a Python file with `reward_fn(record)`, or such a function.
         text: what the reward sees, see `--reward-text`.
-        on_error: `fail`, `skip`, or the reward that a failed sample gets.
+        scoring: failure policy, time and memory limits of reward calls, and whether they run in a process of their own.
         end_token_ids: ids that end a completion.
         advantages: how rewards become advantages.
         num_texts: how many of a step's first completions come back as text.
@@ -149,14 +151,14 @@ class LocalMaterializer:
         reward: Reward,
         *,
         text: RewardText = "no-eos",
-        on_error: OnError = "fail",
+        scoring: ScoringOptions = DEFAULT_SCORING,
         end_token_ids: Sequence[int] | None = None,
         advantages: AdvantageOptions = GROUP_RELATIVE,
         num_texts: int = 0,
     ) -> None:
-        options = ShardOptions(text, on_error, resolve_end_token_ids(tokenizer, end_token_ids))
+        options = ShardOptions(text, scoring, resolve_end_token_ids(tokenizer, end_token_ids))
         self._shards = ShardMaterializer(tokenizer, reward, options)
-        self._assembler = Assembler(on_error, advantages, pad_id_of(tokenizer))
+        self._assembler = Assembler(scoring.on_error, advantages, pad_id_of(tokenizer))
         self._num_texts = num_texts
         self._done: list[tuple[ShardSummary, FlatPack]] = []
         self._groups = self._rows = 0
@@ -177,6 +179,7 @@ class LocalMaterializer:
 
     def close(self) -> None:
         self._done = []
+        self._shards.close()
 
     def __enter__(self) -> LocalMaterializer:
         return self
@@ -235,6 +238,7 @@ class Assembler:
                 sum(s.pack_s for s in summaries),
                 advantage_s,
             ),
+            components=_components(summaries),
             failures=failures,
             texts=tuple(text for summary in summaries for text in summary.texts),
             flat_packs=packs,
@@ -264,6 +268,15 @@ def pad_id_of(tokenizer: Any) -> int:
     """The id that fills padding: the end token, as AReno does; it is never recognized by its value."""
     eos = getattr(tokenizer, "eos_token_id", None)
     return 0 if eos is None else int(eos)
+
+
+def _components(summaries: Sequence[ShardSummary]) -> dict[str, Float64]:
+    """Parts of the rewards over all shards, under the names that any of them has."""
+    names = sorted({name for summary in summaries for name in summary.components})
+    return {
+        name: np.concatenate([s.components.get(name, np.full(s.rewards_N.size, np.nan)) for s in summaries])
+        for name in names
+    }
 
 
 def _concat(summaries: Sequence[ShardSummary], name: str, dtype: Any) -> Any:

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
-import numbers
 import sys
 import traceback
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, Literal
 
 from areno.errors import UsageError
 
-
-class BadRewardError(ValueError):
-    """A reward function returned something that is no reward. `cause` is none, non_finite or bad_type."""
-
-    def __init__(self, cause: str, message: str) -> None:
-        super().__init__(message)
-        self.cause = cause
+HookKind = Literal["plain", "async", "batch"]
 
 
 @dataclass(frozen=True)
 class RewardHook:
-    """A loaded reward function and the name it goes by in messages."""
+    """A loaded reward function, how it is called, and the name of its file (or its own) in messages.
+
+    plain: reward_fn(record) -> reward. async: `async def reward_fn(record)`, several at a time.
+    batch: reward_fn_batch(records) -> one reward per record, in order.
+    """
 
     name: str
     fn: Callable[[Any], Any]
+    kind: HookKind
+
+    @property
+    def function(self) -> str:
+        """The name of the function in the file."""
+        return "reward_fn_batch" if self.kind == "batch" else "reward_fn"
 
 
 @dataclass(frozen=True)
@@ -58,26 +58,21 @@ class RewardSource:
             ) from error
 
     def load(self) -> RewardHook:
-        """Run the file (once per process) and take its `reward_fn`.
+        """Run the file (once per process) and take its `reward_fn_batch` or `reward_fn`.
 
         Raises:
-            UsageError: a syntax error or an exception at import (with file and line), no `reward_fn`, one that is not
+            UsageError: a syntax error or an exception at import (with file and line), no such function, one that is not
                 callable or does not take one argument.
         """
         module = self._module()
-        fn = getattr(module, "reward_fn", None)
-        if fn is None:
-            raise UsageError(
-                f"{self.path} defines no reward_fn: add `def reward_fn(record): ...` that returns a number."
-            )
-        if not callable(fn):
-            raise UsageError(
-                f"{self.path}: reward_fn is a {type(fn).__name__}, not a function: define reward_fn(record)."
-            )
-        if inspect.iscoroutinefunction(fn):
-            raise UsageError(f"{self.path}: reward_fn is async; only a plain `def reward_fn(record)` is called.")
-        _check_takes_one_argument(fn, self.path)
-        return RewardHook(self.path, fn)
+        for name in ("reward_fn_batch", "reward_fn"):
+            fn = getattr(module, name, None)
+            if fn is not None:
+                return _hook(self.path, name, fn)
+        raise UsageError(
+            f"{self.path} defines no reward_fn: add `def reward_fn(record): ...` that returns a number, or "
+            "`def reward_fn_batch(records): ...` that returns a list of them."
+        )
 
     def _module(self) -> types.ModuleType:
         # A name of its own: the file may be called math.py, and pickling a class it defines must find this module.
@@ -117,43 +112,30 @@ def load_reward_hook(reward: str | Path | RewardSource | Callable[[Any], Any]) -
         reward = RewardSource.read(reward)
     if isinstance(reward, RewardSource):
         return reward.load()
+    name = getattr(reward, "__qualname__", type(reward).__name__)
     if not callable(reward):
         raise UsageError(f"the reward must be a path to a Python file or a function, got {type(reward).__name__}.")
-    name = getattr(reward, "__qualname__", type(reward).__name__)
-    _check_takes_one_argument(reward, name)
-    return RewardHook(name, reward)
+    return _hook(name, "reward_fn", reward)
 
 
-def as_reward(value: Any) -> float:
-    """The float behind a Python, numpy or 0-d torch number or bool.
-
-    Raises:
-        BadRewardError: None, NaN, infinity, or anything else; nothing is converted by guess.
-    """
-    number = value if type(value) is float else _number(value)
-    if not math.isfinite(number):
-        raise BadRewardError("non_finite", f"returned {number}, not a finite number")
-    return number
-
-
-def _number(value: Any) -> float:
-    if value is None:
-        raise BadRewardError("none", "returned None")
-    if (isinstance(value, np.ndarray) and value.ndim == 0) or _is_scalar_tensor(value):
-        value = value.item()
-    if isinstance(value, np.bool_):
-        return float(value)
-    if isinstance(value, numbers.Real) and isinstance(value, (int, float, np.integer, np.floating)):
+def _hook(place: str, name: str, fn: Any) -> RewardHook:
+    if not callable(fn):
+        raise UsageError(f"{place}: {name} is a {type(fn).__name__}, not a function: define {name}.")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some built-in callables have none
+        signature = None
+    if signature is not None:
         try:
-            return float(value)
-        except OverflowError:
-            raise BadRewardError("non_finite", "returned an integer that no float can hold") from None
-    raise BadRewardError("bad_type", f"returned a {type(value).__name__}, not a number")
-
-
-def _is_scalar_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")  # a tensor can only come from a process that has imported torch
-    return torch is not None and isinstance(value, torch.Tensor) and value.ndim == 0
+            signature.bind(object())
+        except TypeError:
+            raise UsageError(f"{place}: {name}{signature} cannot be called with one argument: take one.") from None
+    is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+    if name == "reward_fn_batch":
+        if is_async:
+            raise UsageError(f"{place}: {name} is async: make it a plain function, or define `async def reward_fn`.")
+        return RewardHook(place, fn, "batch")
+    return RewardHook(place, fn, "async" if is_async else "plain")
 
 
 def describe(error: BaseException) -> str:
@@ -166,14 +148,3 @@ def line_in_file(error: BaseException, path: str) -> str:
     """`path:line` of the innermost frame in that file, or the path alone."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return f"{path}:{lines[-1]}" if lines else path
-
-
-def _check_takes_one_argument(fn: Callable[..., Any], name: str) -> None:
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # some built-in callables have none
-        return
-    try:
-        signature.bind(object())
-    except TypeError:
-        raise UsageError(f"{name}: reward_fn{signature} cannot be called with one record: take one argument.") from None

@@ -1,88 +1,108 @@
-"""Scoring a shard in this process: one call of the reward function per completion, in order.
+"""Scoring a shard: the interface of scorers, where outcomes are collected, and the scorer of this process.
 
 Axes: N completions of the shard.
 """
 
 from __future__ import annotations
 
-import time
-import traceback
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from areno.api.rewards import RewardRecord
-from areno.materialize.reward_hook import BadRewardError, RewardHook, as_reward, describe, line_in_file
-from areno.materialize.rollout_batch import Bool, Float32, Float64
-
-OnError = Literal["fail", "skip"] | float
-
-
-@dataclass(frozen=True)
-class SampleFailure:
-    """Why one sample has no reward of its own. Indices are positions in the step's batch."""
-
-    prompt_index: int
-    sample_index: int
-    cause: str
-    message: str
-    traceback: str = ""
+from areno.materialize.hang_watch import HangWatch
+from areno.materialize.records import RecordBatch
+from areno.materialize.reward_call import Failure, run_hook
+from areno.materialize.reward_hook import RewardHook
+from areno.materialize.reward_value import Reward
+from areno.materialize.rollout_batch import Float32, Float64
+from areno.materialize.scoring import OnError, SampleFailure, Scores, ScoringOptions
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Rewards of a shard.
+class Scorer(Protocol):
+    """Scores the records of a shard, in order."""
 
-    rewards_N   float64 [N]  0.0 where not scored
-    scored_N    bool [N]     False: left out of baseline and loss
-    seconds_N   float32 [N]  how long each call took
-    """
+    def score(self, records: RecordBatch) -> Scores:
+        """One reward or one named failure per record. Under `fail`, scoring ends at the first failure."""
+        ...
 
-    rewards_N: Float64
-    scored_N: Bool
-    seconds_N: Float32
-    failures: tuple[SampleFailure, ...]
+    def close(self) -> None: ...
 
 
-def score_records(hook: RewardHook, records: Iterable[RewardRecord], count: int, on_error: OnError) -> Scores:
-    """Call the hook on each record. A failure is written down with its sample, and never becomes a number by itself.
+class ScoreBook:
+    """Collects outcomes in any order. A failure is written down with its sample, and never becomes a number by itself."""
 
-    Under `fail` scoring ends at the first failure: the step will be refused.
-    """
-    rewards_N = np.zeros(count, dtype=np.float64)
-    scored_N = np.zeros(count, dtype=np.bool_)
-    seconds_N = np.zeros(count, dtype=np.float32)
-    failures: list[SampleFailure] = []
-    clock = time.perf_counter
-    for i, record in enumerate(records):
-        began = clock()
-        outcome = score_one(hook, record)
-        seconds_N[i] = clock() - began
-        if isinstance(outcome, float):
-            rewards_N[i] = outcome
-            scored_N[i] = True
-            continue
-        failures.append(outcome)
-        if on_error == "fail":
-            break
-        if on_error != "skip":
-            rewards_N[i] = on_error
-            scored_N[i] = True
-    return Scores(rewards_N, scored_N, seconds_N, tuple(failures))
+    def __init__(self, records: RecordBatch, on_error: OnError) -> None:
+        self._records = records
+        self._on_error = on_error
+        count = len(records)
+        self._rewards_N = np.zeros(count, dtype=np.float64)
+        self._scored_N = np.zeros(count, dtype=np.bool_)
+        self._seconds_N = np.zeros(count, dtype=np.float32)
+        self._failures: dict[int, SampleFailure] = {}
+        self._components: dict[str, Float64] = {}
+        self.stopped = False
+
+    def write(self, i: int, outcome: Reward | Failure, seconds: float) -> None:
+        """The outcome of record i."""
+        self._seconds_N[i] = seconds
+        if isinstance(outcome, Reward):
+            self._rewards_N[i] = outcome.value
+            self._scored_N[i] = True
+            for name, value in outcome.components.items():
+                column = self._components.setdefault(name, np.full(len(self._records), np.nan))
+                column[i] = value
+            return
+        self._failures[i] = SampleFailure(*self._records.place(i), outcome.cause, outcome.message, outcome.traceback)
+        if self._on_error == "fail":
+            self.stopped = True
+        elif self._on_error != "skip":
+            self._rewards_N[i] = self._on_error
+            self._scored_N[i] = True
+
+    def write_plain(self, indices: Sequence[int], rewards: Float64, seconds: Float32) -> None:
+        """Rewards without parts, many at once."""
+        self._rewards_N[indices] = rewards
+        self._scored_N[indices] = True
+        self._seconds_N[indices] = seconds
+
+    def scores(self) -> Scores:
+        failures = tuple(self._failures[i] for i in sorted(self._failures))
+        return Scores(self._rewards_N, self._scored_N, self._seconds_N, failures, self._components)
 
 
-def score_one(hook: RewardHook, record: RewardRecord) -> float | SampleFailure:
-    """One reward, or what went wrong. Only the user interrupting the run passes through."""
-    prompt_index, sample_index = record.metadata["prompt_index"], record.metadata["sample_index"]
-    try:
-        return as_reward(hook.fn(record))
-    except BadRewardError as error:
-        return SampleFailure(prompt_index, sample_index, error.cause, f"{hook.name}: reward_fn {error}")
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also SystemExit: a hook that calls sys.exit() must not end the run
-        where = line_in_file(error, hook.name)
-        text = "".join(traceback.format_exception(error))
-        return SampleFailure(prompt_index, sample_index, "exception", f"{where}: {describe(error)}", text)
+class InlineScorer:
+    """Calls the hook in this process, on the thread that asks: nothing stands between a hook that hangs and the run."""
+
+    def __init__(self, hook: RewardHook, options: ScoringOptions) -> None:
+        self._hook = hook
+        self._options = options
+        self._watch = HangWatch(hook.name)
+
+    def score(self, records: RecordBatch) -> Scores:
+        sink = _InlineSink(ScoreBook(records, self._options.on_error), records, self._watch)
+        run_hook(self._hook, records, range(len(records)), sink, concurrency=self._options.concurrency)
+        return sink.book.scores()
+
+    def close(self) -> None:
+        self._watch.close()
+
+
+class _InlineSink:
+    """Hands outcomes to the book, and tells the watch what is being worked on."""
+
+    def __init__(self, book: ScoreBook, records: RecordBatch, watch: HangWatch) -> None:
+        self.book = book
+        self._records = records
+        self._watch = watch
+
+    @property
+    def stopped(self) -> bool:
+        return self.book.stopped
+
+    def begin(self, i: int) -> None:
+        self._watch.begin(self._records.place(i))
+
+    def end(self, i: int, outcome: Reward | Failure, seconds: float) -> None:
+        self._watch.end()
+        self.book.write(i, outcome, seconds)

@@ -6,21 +6,27 @@ Axes: G groups and N completions of the shard.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from areno.api.data import PromptItem
-from areno.api.rewards import RewardRecord, TokenView
+from areno.errors import UsageError
 from areno.materialize.decode import RewardText, decode_completions, make_decoder
 from areno.materialize.pack import FlatPack, pack_rollout
+from areno.materialize.records import RecordBatch
 from areno.materialize.reward_hook import RewardSource, load_reward_hook
 from areno.materialize.rollout_batch import Bool, Float32, Float64, Int64, RolloutBatch, UInt8
-from areno.materialize.scorer import OnError, SampleFailure, score_records
+from areno.materialize.scorer import InlineScorer, Scorer
+from areno.materialize.scorer_process import ProcessScorer
+from areno.materialize.scoring import SampleFailure, ScoringOptions
 from areno.materialize.statistics import check_logprobs, logprob_sums, trainable_counts
 
 Reward = str | Path | RewardSource | Callable[[Any], Any]
+
+
+DEFAULT_SCORING = ScoringOptions()
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class ShardOptions:
     """What decoding and scoring depend on beside the shard itself."""
 
     text: RewardText = "no-eos"
-    on_error: OnError = "fail"
+    scoring: ScoringOptions = DEFAULT_SCORING
     end_token_ids: tuple[int, ...] = ()
 
 
@@ -54,6 +60,7 @@ class ShardSummary:
     trainable_N         int64 [N]    tokens that the loss learns from
     finish_N            uint8 [N]    how each completion ended
     logprob_sums_N      float64 [N]  logprob_counts_N int64 [N]
+    components          name -> float64 [N], the parts that rewards came with; NaN where one came without
     """
 
     first_group: int
@@ -67,6 +74,7 @@ class ShardSummary:
     finish_N: UInt8
     logprob_sums_N: Float64
     logprob_counts_N: Int64
+    components: Mapping[str, Float64]
     failures: tuple[SampleFailure, ...]
     texts: tuple[str, ...]
     decode_s: float
@@ -82,7 +90,7 @@ class ShardMaterializer:
     """
 
     def __init__(self, tokenizer: Any, reward: Reward, options: ShardOptions) -> None:
-        self._hook = load_reward_hook(reward)
+        self._scorer = make_scorer(reward, options.scoring)
         self._decoder = make_decoder(tokenizer, skip_special=options.text == "no-special")
         self._options = options
 
@@ -101,7 +109,7 @@ class ShardMaterializer:
         began = time.perf_counter()
         texts = decode_completions(self._decoder, rollout, options.end_token_ids, options.text)
         decoded = time.perf_counter()
-        scores = score_records(self._hook, _records(task, texts), len(texts), options.on_error)
+        scores = self._scorer.score(RecordBatch(rollout, task.items, texts, task.first_group))
         scored = time.perf_counter()
         pack = pack_rollout(rollout)
         packed = time.perf_counter()
@@ -117,6 +125,7 @@ class ShardMaterializer:
             finish_N=rollout.finish_N.copy(),
             logprob_sums_N=sums_N,
             logprob_counts_N=counts_N,
+            components=scores.components,
             failures=scores.failures,
             texts=tuple(texts[: task.num_texts]),
             decode_s=decoded - began,
@@ -125,27 +134,21 @@ class ShardMaterializer:
         )
         return summary, pack
 
+    def close(self) -> None:
+        """End the scorer's process, if it has one."""
+        self._scorer.close()
 
-def _records(task: ShardTask, texts: Sequence[str]) -> Iterator[RewardRecord]:
-    """One record per completion, made when its turn comes."""
-    rollout = task.rollout
-    prompt_starts, rows = rollout.prompt_offsets_G1.tolist(), rollout.group_offsets_G1.tolist()
-    starts = rollout.response_offsets_N1.tolist()
-    mask_T = rollout.loss_mask_T
-    for g, item in enumerate(task.items):
-        prompt_tokens = rollout.prompt_tokens_P[prompt_starts[g] : prompt_starts[g + 1]]
-        for row in range(rows[g], rows[g + 1]):
-            span = slice(starts[row], starts[row + 1])
-            yield RewardRecord(
-                item.prompt,
-                texts[row],
-                answer=item.solutions,
-                source_record=item.record,
-                metadata={"prompt_index": task.first_group + g, "sample_index": row - rows[g]},
-                view=TokenView(
-                    prompt_tokens,
-                    rollout.response_tokens_T[span],
-                    rollout.response_logprobs_T[span],
-                    None if mask_T is None else mask_T[span],
-                ),
-            )
+
+def make_scorer(reward: Reward, options: ScoringOptions) -> Scorer:
+    """A scorer in this process, or in one of its own where the options ask for it.
+
+    Raises:
+        UsageError: the reward cannot be used (see `reward_hook`).
+    """
+    if not options.isolated:
+        return InlineScorer(load_reward_hook(reward), options)
+    if isinstance(reward, (str, Path)):
+        reward = RewardSource.read(reward)
+    if not isinstance(reward, RewardSource):
+        raise UsageError("a reward that is scored in a process of its own must be a file: pass its path.")
+    return ProcessScorer(reward, options)
