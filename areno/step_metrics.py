@@ -69,8 +69,33 @@ def step_metrics(step: int, epoch: int, batch: MaterializedBatch, report: TrainR
             "optimizer_steps": report.optimizer_steps,
             "reward_failures": len(batch.failures),
             **{f"reward_failures/{cause}": count for cause, count in sorted(failures.items())},
+            **reward_seconds(batch),
+            **reward_parts(batch),
         },
     )
+
+
+def reward_seconds(batch: MaterializedBatch) -> dict[str, float]:
+    """How long reward calls took: median, 95th percentile and longest."""
+    if not batch.num_rows:
+        return {}
+    p50, p95, longest = np.quantile(batch.reward_seconds, [0.5, 0.95, 1.0]).tolist()
+    return {"reward_seconds_p50": p50, "reward_seconds_p95": p95, "reward_seconds_max": longest}
+
+
+def reward_parts(batch: MaterializedBatch) -> dict[str, float]:
+    """The mean of each part that rewards came with, over the rewards that had it."""
+    return {f"reward/{name}_mean": float(np.nanmean(values_N)) for name, values_N in batch.components.items()}
+
+
+def slow_rewards(batch: MaterializedBatch, threshold_s: float) -> list[tuple[int, int, float]]:
+    """(prompt index, sample index, seconds) of each reward call that took longer."""
+    group_N = np.repeat(np.arange(batch.group_sizes.size), batch.group_sizes)
+    starts_G = np.cumsum(batch.group_sizes) - batch.group_sizes
+    return [
+        (int(group_N[row]), int(row - starts_G[group_N[row]]), float(batch.reward_seconds[row]))
+        for row in np.flatnonzero(batch.reward_seconds > threshold_s).tolist()
+    ]
 
 
 def completion_samples(step: int, batch: MaterializedBatch) -> list[CompletionSample]:

@@ -15,10 +15,20 @@ from areno.errors import RewardError, RunError
 from areno.executor import Executor, TrainReport
 from areno.materialize.materializer import MaterializedBatch
 from areno.metrics import CompletionSample, StepMetrics
-from areno.step_metrics import StepTimes, completion_samples, gap_seconds, reward_report, step_metrics
+from areno.step_metrics import (
+    StepTimes,
+    completion_samples,
+    gap_seconds,
+    reward_report,
+    slow_rewards,
+    step_metrics,
+)
 
 # So many steps in a row without a single reward end the run: the reward function is broken, not a sample.
 MAX_UNSCORED_STEPS = 3
+
+# So many single samples are named per step; the others are counted.
+MAX_LINES = 5
 
 
 class PromptStream(Protocol):
@@ -53,7 +63,7 @@ def train(config: RunConfig, source: PromptStream, executor: Executor, log: Step
         RunError: a fault in a step; metrics and checkpoints up to the step before are whole.
     """
     saver = CheckpointSaver(config, executor, total_steps(config, source))
-    unscored = UnscoredGuard()
+    guard = RewardGuard(config.materialize.max_failed_fraction)
     if config.basic.n_samples == 1:
         log.note("--n-samples 1: every advantage is 0 with one completion per prompt, so nothing is learned; raise it.")
     step = 0
@@ -63,6 +73,7 @@ def train(config: RunConfig, source: PromptStream, executor: Executor, log: Step
             rollout = executor.rollout(prompts, step)
             batch = executor.materialize(rollout)
             materialized = time.monotonic()
+            guard.check(batch)
             report = executor.train(batch)
             ended = time.monotonic()
         times = StepTimes(
@@ -73,9 +84,8 @@ def train(config: RunConfig, source: PromptStream, executor: Executor, log: Step
             gap_s=gap_seconds(rollout.finished_at, report.first_forward_at),
         )
         log.log_step(step_metrics(step, prompts.epoch, batch, report, times), completion_samples(step, batch))
-        for note in notes(step, batch, report):
+        for note in notes(config, step, batch, report):
             log.note(note)
-        unscored.check(step, batch)
         saver.after(step)
     return RunSummary(step, saver.last)
 
@@ -107,36 +117,62 @@ def naming_step(step: int) -> Iterator[None]:
         raise type(error)(f"step {step}: {error}", error.details) from error
 
 
-def notes(step: int, batch: MaterializedBatch, report: TrainReport) -> Iterator[str]:
+def notes(config: RunConfig, step: int, batch: MaterializedBatch, report: TrainReport) -> Iterator[str]:
     """What the person at the terminal should know of a step beside its numbers."""
     if step == 1:
         yield reward_report(batch)
-    for failure in batch.failures[:3]:
-        yield f"step {step}, prompt {failure.prompt_index}, sample {failure.sample_index}: {failure.message}"
-    if len(batch.failures) > 3:
-        yield f"step {step}: {len(batch.failures) - 3} more rewards failed."
+    yield from at_most(
+        MAX_LINES,
+        [f"step {step}, prompt {f.prompt_index}, sample {f.sample_index}: {f.message}" for f in batch.failures],
+        f"step {step}: {{}} more rewards failed.",
+    )
+    threshold_s = config.materialize.reward_slow_threshold_s
+    slow = [] if threshold_s is None else slow_rewards(batch, threshold_s)
+    hook = config.basic.reward_fn_path
+    yield from at_most(
+        MAX_LINES,
+        [f"step {step}: {hook} took {seconds:.2f} s on prompt {g}, sample {i}." for g, i, seconds in slow],
+        f"step {step}: {{}} more reward calls were slow.",
+    )
     if report.optimizer_steps == 0:
         yield f"step {step}: no completion has both a reward and a token to learn from; the weights are unchanged."
 
 
-class UnscoredGuard:
-    """Stops a run whose reward function gives nothing at all, step after step."""
+def at_most(limit: int, lines: list[str], rest: str) -> Iterator[str]:
+    """The first lines, and how many there are beside them."""
+    yield from lines[:limit]
+    if len(lines) > limit:
+        yield rest.format(len(lines) - limit)
 
-    def __init__(self) -> None:
-        self._in_a_row = 0
 
-    def check(self, step: int, batch: MaterializedBatch) -> None:
+class RewardGuard:
+    """Stops a run whose reward function fails too often to learn from."""
+
+    def __init__(self, max_failed_fraction: float) -> None:
+        self._max_failed_fraction = max_failed_fraction
+        self._unscored_in_a_row = 0
+
+    def check(self, batch: MaterializedBatch) -> None:
         """
         Raises:
-            RewardError: every sample of the last MAX_UNSCORED_STEPS steps failed.
+            RewardError: too large a share of this step's rewards failed, or all of the last MAX_UNSCORED_STEPS steps'.
         """
-        failed_whole = batch.num_rows > 0 and not batch.scored.any()
-        self._in_a_row = self._in_a_row + 1 if failed_whole else 0
-        if self._in_a_row == MAX_UNSCORED_STEPS:
-            first = batch.failures[0]
+        if not batch.failures:
+            self._unscored_in_a_row = 0
+            return
+        failed = len(batch.failures) / batch.num_rows
+        self._unscored_in_a_row = self._unscored_in_a_row + 1 if failed == 1.0 else 0
+        first = batch.failures[0]
+        where = f"prompt {first.prompt_index}, sample {first.sample_index}: {first.message}"
+        if failed > self._max_failed_fraction:
             raise RewardError(
-                f"step {step}: all rewards of {MAX_UNSCORED_STEPS} steps in a row failed, the first of this step with "
-                f"{first.message}; mend the reward function.",
+                f"{len(batch.failures)} of {batch.num_rows} rewards failed, more than --max-failed-fraction "
+                f"{self._max_failed_fraction:g}; the first is {where}.",
+                first.traceback,
+            )
+        if self._unscored_in_a_row == MAX_UNSCORED_STEPS:
+            raise RewardError(
+                f"all rewards of {MAX_UNSCORED_STEPS} steps in a row failed; the first of this step is {where}.",
                 first.traceback,
             )
 

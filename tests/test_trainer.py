@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,9 +182,45 @@ def test_steps_without_any_reward_end_the_run(tokenizer: Any) -> None:
     executor = ScriptedExecutor(settings, tokenizer, broken, scoring=ScoringOptions(on_error="skip"))
     with pytest.raises(RewardError, match=f"{MAX_UNSCORED_STEPS} steps in a row failed.*always"):
         train(settings, Prompts(20, 2), executor, log)
-    assert len(log.steps) == MAX_UNSCORED_STEPS
+    assert len(log.steps) == MAX_UNSCORED_STEPS - 1
     assert math.isnan(log.steps[0].reward_mean)
     assert any("weights are unchanged" in note for note in log.notes)
+
+
+def test_too_many_failures_stop_the_run(tokenizer: Any) -> None:
+    def half(record: RewardRecord) -> float:
+        if record.metadata["sample_index"] != 1:
+            raise ValueError("no gold")
+        return 1.0
+
+    skip = ScoringOptions(on_error="skip")
+    with pytest.raises(RewardError, match=r"step 1: 4 of 6 rewards failed, more than --max-failed-fraction 0\.5"):
+        run(tokenizer, half, scoring=skip, max_failed_fraction=0.5)
+    _, log, _ = run(tokenizer, half, scoring=skip, max_failed_fraction=0.7)
+    assert len(log.steps) == 3
+
+
+def test_slow_rewards_are_named_without_text(tokenizer: Any) -> None:
+    def slow(record: RewardRecord) -> float:
+        time.sleep(0.05 * (record.source_record["i"] == 3 and record.metadata["sample_index"] == 2))
+        return 1.0
+
+    _, log, _ = run(tokenizer, slow, reward_slow_threshold_s=0.04)
+    (line,) = [note for note in log.notes if "took" in note]
+    assert line.startswith("step 2: r took 0.0")
+    assert line.endswith("on prompt 1, sample 2.")
+    assert log.steps[1].extra["reward_seconds_max"] >= 0.05 > log.steps[1].extra["reward_seconds_p50"]
+
+
+def test_parts_of_rewards_become_metrics(tokenizer: Any) -> None:
+    def parts(record: RewardRecord) -> Any:
+        i = record.metadata["sample_index"]
+        return {"score": i, "format": 1.0, **({"bonus": 3.0} if i == 2 else {})}
+
+    _, log, _ = run(tokenizer, parts, max_steps=1)
+    assert log.steps[0].extra["reward/format_mean"] == 1.0
+    assert log.steps[0].extra["reward/bonus_mean"] == 3.0
+    assert log.steps[0].reward_mean == 1.0
 
 
 def test_a_step_of_empty_completions_is_skipped_with_a_reason(tokenizer: Any) -> None:
