@@ -6,8 +6,14 @@ import logging
 import math
 import os
 import shutil
+import signal
 import socket
+import threading
+import time
 import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +32,9 @@ SHM = Path("/dev/shm")
 SMALL_SHM_BYTES = 256 << 20
 
 GIB = 1 << 30
+
+FREE_TIMEOUT_S = 5.0
+JOIN_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,9 @@ class Cluster:
         if address and address != "local":
             _check_answers(address)
             context = _init(f"the Ray cluster at {address} cannot be joined", address=address, **arguments)
-            return cls(owned=True, dashboard_url=context.dashboard_url)
+            ignored = "--object-store-gb has no effect: the Ray cluster that was joined has a store of its own."
+            notes = (ignored,) if options.object_store_bytes else ()
+            return cls(owned=True, notes=notes, dashboard_url=context.dashboard_url)
         shm_bytes = shutil.disk_usage(SHM).total if SHM.is_dir() else 0
         in_file = shm_bytes < max(SMALL_SHM_BYTES, options.object_store_bytes or 0)
         if in_file:
@@ -139,9 +150,47 @@ def plan_actors(have: Resources, *, train_workers: int, materialize_workers: int
     if wanted > max(cpus, 1):
         notes = (f"--materialize-workers {wanted} reduced to {max(cpus, 1)}: Ray has {cpus} CPUs.",)
         wanted = max(cpus, 1)
-    # Rounded down, so that the shares of all actors together never exceed the whole.
-    share = min(1.0, math.floor(100 * have.cpus / (wanted + train_workers)) / 100)
+    share = share_of(have.cpus, wanted + train_workers)
     return ActorPlan(wanted, share, share, 1.0 if on_gpu and train_workers else 0.0, notes)
+
+
+def share_of(cpus: float, actors: int) -> float:
+    """CPUs that each actor reserves: one, or an even share. Rounded down, so that all shares never exceed the whole."""
+    return min(1.0, math.floor(100 * cpus / actors) / 100)
+
+
+def demand_of(actor_options: Mapping[str, Any], count: int) -> dict[str, float]:
+    """What `count` actors with these Ray options reserve together."""
+    each = {
+        "CPU": actor_options.get("num_cpus") or 0.0,
+        "GPU": actor_options.get("num_gpus") or 0.0,
+        **(actor_options.get("resources") or {}),
+    }
+    return {name: count * amount for name, amount in each.items() if amount > 0}
+
+
+def check_free(*demands: Mapping[str, float]) -> None:
+    """Actors that find no room wait for it without a word, so the room is looked for before they are made.
+
+    Raises:
+        UsageError: others hold what is asked for, or no node has it; named with what is free.
+    """
+    total: Counter[str] = Counter()  # of floats
+    for demand in demands:
+        total.update(demand)
+    deadline = time.monotonic() + FREE_TIMEOUT_S  # what a run before this one held comes back with a delay
+    while True:
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        lacking = [name for name, amount in total.items() if free.get(name, 0.0) + 1e-3 < amount]
+        if not lacking:
+            return
+        if time.monotonic() > deadline:
+            said = ", ".join(f"{total[name]:g} {name} ({free.get(name, 0.0):g} free)" for name in sorted(lacking))
+            raise UsageError(
+                f"the actors need {said} and Ray cannot give it: lower --world-size or --materialize-workers, or wait "
+                "until other jobs of the cluster have ended (`ray status`)."
+            )
+        time.sleep(0.2)
 
 
 def check_store(step_bytes: int, store_bytes: int) -> None:
@@ -165,22 +214,45 @@ def small_shm_note(shm_bytes: int) -> str:
     )
 
 
+# What opens an HTTP/2 connection, and an empty SETTINGS frame; a gRPC server answers with a SETTINGS frame of its own.
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
 def _check_answers(address: str) -> None:
-    """Ray itself waits very long for a dead address."""
+    """Ray waits very long for a dead address, and on one where something else listens it ends the process."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():  # "auto", or a form that Ray knows
         return
+    problem = ""
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        with socket.create_connection((host, int(port)), timeout=JOIN_TIMEOUT_S) as connection:
+            connection.sendall(HTTP2_HELLO)
+            if connection.recv(9)[3:4] != bytes([4]) and not os.environ.get("RAY_USE_TLS"):
+                problem = "what listens there is something else"
     except OSError as error:
+        problem = str(error)
+    if problem:
         raise UsageError(
-            f"no Ray cluster answers at {address} ({error}): check --ray-address or RAY_ADDRESS, or leave both out to "
+            f"no Ray cluster answers at {address} ({problem}): check --ray-address or RAY_ADDRESS, or leave both out to "
             "start Ray here."
-        ) from error
+        )
+
+
+@contextmanager
+def _own_sigterm_kept() -> Iterator[None]:
+    """Ray puts handlers for SIGTERM of its own in place. Who has chosen one keeps it, and cleans up by leaving `with`."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        chosen = callable(before) and not getattr(before, "__module__", "").startswith("ray.")
+        if chosen and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _init(problem: str, **arguments: Any) -> Any:
     try:
-        return ray.init(**arguments)
+        with _own_sigterm_kept():
+            return ray.init(**arguments)
     except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
         raise UsageError(f"{problem} ({' '.join(str(error).split())[:300]}).") from error

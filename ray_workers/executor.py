@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ from typing import Any
 import ray
 
 from areno.api.data import PromptBatch, PromptItem
-from areno.config import RunConfig, reward_on_error_policy
-from areno.executor import StepRollout, TrainReport, plan_step, sampling_params
+from areno.config import RunConfig
+from areno.executor import StepRollout, TrainReport, plan_step, sampling_params, scoring_options
 from areno.materialize.materializer import MaterializedBatch
 from areno.materialize.rollout_batch import RolloutBatch
 from ray_workers.chunk import ChunkInfo
-from ray_workers.cluster import GIB, ActorPlan, Cluster, ClusterOptions, check_store, plan_actors
-from ray_workers.materializer import RayMaterializer, RefPacks, plain_error
-from ray_workers.metrics import DriverMetrics
+from ray_workers.cluster import GIB, Cluster, ClusterOptions, check_store, plan_actors
+from ray_workers.materializer import RayMaterializer
+from ray_workers.refs import RefPacks
 from ray_workers.train_group import TrainGroup
 from ray_workers.train_job import train_orders
 
@@ -41,53 +42,74 @@ class RayExecutor:
     """Train workers and materialize actors of one run. The driver holds no token and no GPU."""
 
     def __init__(
-        self, config: RunConfig, cluster: Cluster, group: TrainGroup, materializer: RayMaterializer, run: str
+        self, config: RunConfig, group: TrainGroup, materializer: RayMaterializer, close: Callable[[], None]
     ) -> None:
         self._config = config
-        self._cluster = cluster
         self._group = group
         self._materializer = materializer
-        self._metrics = DriverMetrics(run)
+        self._close = close
         self._step = 0
+        self._rollout_finished_at = math.nan
 
     @classmethod
-    def from_config(cls, config: RunConfig, tokenizer: Any, say: Any = print) -> RayExecutor:
+    def from_config(
+        cls,
+        config: RunConfig,
+        tokenizer: Any,
+        say: Callable[[str], None] = print,
+        *,
+        train_options: dict[str, Any] | None = None,
+        materialize_options: dict[str, Any] | None = None,
+    ) -> RayExecutor:
         """Connect to Ray, start the actors and load the model.
 
         Args:
             say: told what the person should know of the cluster.
+            train_options, materialize_options: Ray's options for the two kinds of actors, such as the `resources` that
+                place them on certain nodes; CPUs and GPUs are shared out by default.
 
         Raises:
             UsageError: Ray, the checkpoint or the reward file cannot be used, or the actors do not fit.
         """
         options = config.materialize
         store = None if options.object_store_gb is None else int(options.object_store_gb * GIB)
-        cluster = Cluster.connect(ClusterOptions(options.ray_address, store, options.ray_dashboard))
-        try:
+        run = uuid.uuid4().hex[:8]
+        with ExitStack() as started:
+            cluster = started.enter_context(
+                Cluster.connect(ClusterOptions(options.ray_address, store, options.ray_dashboard))
+            )
             resources = cluster.resources()
-            on_gpu = resolve_on_gpu(config, resources.gpus)
             plan = plan_actors(
                 resources,
                 train_workers=config.basic.world_size,
                 materialize_workers=options.materialize_workers,
-                on_gpu=on_gpu,
+                on_gpu=resolve_on_gpu(config, resources.gpus),
             )
             check_store(step_bytes(config), resources.object_store_bytes)
             for note in (*cluster.notes, *plan.notes):
                 say(note)
             if cluster.dashboard_url:
                 say(f"Ray dashboard: http://{cluster.dashboard_url}")
-            run = uuid.uuid4().hex[:8]
-            group = TrainGroup(config, tokenizer, run, {"num_cpus": plan.train_cpus, "num_gpus": plan.train_gpus})
-            materializer = _materializer(config, tokenizer, group, plan, run)
-        except BaseException:
-            cluster.close()
-            raise
-        return cls(config, cluster, group, materializer, run)
+            train = {"num_cpus": plan.train_cpus, "num_gpus": plan.train_gpus, **(train_options or {})}
+            group = TrainGroup(config, tokenizer, run, train)
+            started.callback(group.close)
+            materializer = RayMaterializer(
+                tokenizer,
+                config.basic.reward_fn_path,
+                num_workers=plan.materialize_workers,
+                text=options.reward_text,
+                scoring=scoring_options(config),
+                end_token_ids=group.end_token_ids,
+                num_texts=config.observability.log_completions,
+                actor_options={"num_cpus": plan.materialize_cpus, **(materialize_options or {})},
+                run=run,
+            )
+            started.callback(materializer.close)
+            return cls(config, group, materializer, started.pop_all().close)
 
     def rollout(self, prompts: PromptBatch, step: int) -> StepRollout[RayChunk]:
         self._step = step
-        self._metrics.step.set(step)
+        self._materializer.begin_step(step)
         return StepRollout(self._chunks(prompts.items, step))
 
     def _chunks(self, items: Sequence[PromptItem], step: int) -> Iterator[tuple[RayChunk, Sequence[PromptItem]]]:
@@ -112,7 +134,7 @@ class RayExecutor:
             (ref,) = self._wait(list(running))
             worker, start, stop, tokens = running.pop(ref)
             begin(worker)
-            yield RayChunk(tokens, fetch(ref), start), items[start:stop]
+            yield RayChunk(tokens, self._group.info(worker, ref), start), items[start:stop]
 
     def _wait(self, rollouts: list[Any]) -> list[Any]:
         """The next finished rollout call, taking in finished shards meanwhile."""
@@ -123,7 +145,6 @@ class RayExecutor:
             self._materializer.advance(timeout_s=0)
 
     def materialize(self, rollout: StepRollout[RayChunk]) -> MaterializedBatch:
-        self._materializer.begin_step(self._step)
         for chunk, items in rollout:
             self._materializer.submit_ref(
                 chunk.tokens,
@@ -132,35 +153,22 @@ class RayExecutor:
                 first_group=chunk.first_group,
                 first_row=chunk.first_group * self._config.basic.n_samples,
             )
+        self._rollout_finished_at = rollout.finished_at
         return self._materializer.gather()
 
     def train(self, batch: MaterializedBatch) -> TrainReport:
         plan = plan_step(batch, self._config, world_size=len(self._group))
         assert isinstance(batch.flat_packs, RefPacks)
         reports = self._group.train(train_orders(plan, batch, len(self._group)), batch.flat_packs.refs, self._step)
-        return merge_reports(reports)
+        report = merge_reports(reports)
+        self._materializer.metrics.record_gap(report.first_forward_at - self._rollout_finished_at)
+        return report
 
     def save(self, path: Path) -> Path:
         return self._group.save(path)
 
     def close(self) -> None:
-        self._materializer.close()
-        self._group.close()
-        self._cluster.close()
-
-
-def _materializer(config: RunConfig, tokenizer: Any, group: TrainGroup, plan: ActorPlan, run: str) -> RayMaterializer:
-    return RayMaterializer(
-        tokenizer,
-        config.basic.reward_fn_path,
-        num_workers=plan.materialize_workers,
-        text=config.materialize.reward_text,
-        on_error=reward_on_error_policy(config.materialize.reward_on_error),
-        end_token_ids=group.end_token_ids,
-        num_texts=config.observability.log_completions,
-        actor_options={"num_cpus": plan.materialize_cpus},
-        run=run,
-    )
+        self._close()
 
 
 def resolve_on_gpu(config: RunConfig, gpus: float) -> bool:
@@ -182,19 +190,6 @@ def rollout_parts(num_prompts: int, config: RunConfig) -> list[tuple[int, int]]:
     fits = max(1, config.rollout.rollout_rows // config.basic.n_samples)
     size = min(fits, math.ceil(num_prompts / config.basic.world_size))
     return [(start, min(start + size, num_prompts)) for start in range(0, num_prompts, size)]
-
-
-def fetch(ref: Any) -> ChunkInfo:
-    """A rollout call's small result, or its failure as ours.
-
-    Raises:
-        RunError: the call failed.
-    """
-    try:
-        info: ChunkInfo = ray.get(ref)
-    except ray.exceptions.RayTaskError as error:
-        raise plain_error(error) from error
-    return info
 
 
 def merge_reports(reports: Sequence[TrainReport]) -> TrainReport:

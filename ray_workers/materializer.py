@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import ActorUnavailableError, ObjectStoreFullError, RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from areno.api.data import PromptItem
-from areno.errors import ArenoError, RunError
 from areno.materialize.decode import RewardText
 from areno.materialize.materializer import (
     GROUP_RELATIVE,
@@ -28,12 +27,14 @@ from areno.materialize.pack import FlatPack
 from areno.materialize.plan import plan_shards
 from areno.materialize.reward_hook import RewardSource
 from areno.materialize.rollout_batch import RolloutBatch
-from areno.materialize.scorer import OnError
-from areno.materialize.shard import Reward, ShardOptions, ShardSummary
+from areno.materialize.scoring import ScoringOptions
+from areno.materialize.shard import DEFAULT_SCORING, Reward, ShardOptions, ShardSummary
+from ray_workers.calls import get_all, plain_error
 from ray_workers.chunk import ChunkInfo
-from ray_workers.cluster import Cluster, ClusterOptions, plan_actors
+from ray_workers.cluster import Cluster, check_free, demand_of, share_of
 from ray_workers.materialize_actor import MaterializeWorker, ShardOrder, light
 from ray_workers.metrics import DriverMetrics
+from ray_workers.refs import RefPacks, StoredSpec, put, too_small_store
 from ray_workers.shard_queue import Shard, ShardQueue
 
 START_TIMEOUT_S = 120.0
@@ -75,7 +76,7 @@ class RayMaterializer:
         *,
         num_workers: int,
         text: RewardText = "no-eos",
-        on_error: OnError = "fail",
+        scoring: ScoringOptions = DEFAULT_SCORING,
         end_token_ids: Sequence[int] | None = None,
         advantages: AdvantageOptions = GROUP_RELATIVE,
         num_texts: int = 0,
@@ -85,18 +86,18 @@ class RayMaterializer:
     ) -> None:
         # Read here and sent by value: the file need not be on another node, and an edit cannot be half picked up.
         source = RewardSource.read(reward) if isinstance(reward, (str, Path)) else reward
-        self._cluster = Cluster.connect(ClusterOptions(num_cpus=None))
+        self._cluster = Cluster.connect()
         self._run = uuid.uuid4().hex[:8] if run is None else run
-        self._assembler = Assembler(on_error, advantages, pad_id_of(tokenizer))
+        self._assembler = Assembler(scoring.on_error, advantages, pad_id_of(tokenizer))
         self._shards_per_chunk = num_workers * shards_per_worker
         self._num_texts = num_texts
         self._step = 0
         self._queue: ShardQueue[_Work] = ShardQueue(num_workers)
         self._actors: list[Any] = []
         self._replaced = 0
-        self._metrics = DriverMetrics(self._run)
+        self.metrics = DriverMetrics(self._run)
         self._reset()
-        options = ShardOptions(text, on_error, resolve_end_token_ids(tokenizer, end_token_ids))
+        options = ShardOptions(text, scoring, resolve_end_token_ids(tokenizer, end_token_ids))
         try:
             # Held here, so that an actor that restarts finds it.
             self._spec = StoredSpec(ray.put((tokenizer, source, options)))
@@ -106,9 +107,14 @@ class RayMaterializer:
             raise
 
     def _start(self, num_workers: int, actor_options: dict[str, Any] | None) -> None:
-        plan = plan_actors(self._cluster.resources(), train_workers=0, materialize_workers=num_workers, on_gpu=False)
-        self._actor_options = {"num_cpus": plan.materialize_cpus} if actor_options is None else actor_options
-        self._actors = [self._new_actor(f"materialize-{i}") for i in range(num_workers)]
+        resources = self._cluster.resources()
+        self._store_bytes = resources.object_store_bytes
+        self._actor_options = {"num_cpus": share_of(resources.cpus, num_workers), **(actor_options or {})}
+        # Reward functions may use signals, so they must run on the main thread, which they only do one at a time.
+        self._actor_options["max_concurrency"] = 1
+        check_free(demand_of(self._actor_options, num_workers))
+        for i in range(num_workers):
+            self._actors.append(self._new_actor(f"materialize-{i}"))
         self.process_ids = get_all([a.ready.remote() for a in self._actors], START_TIMEOUT_S, "materialize actors")
 
     def _new_actor(self, name: str) -> Any:
@@ -119,7 +125,7 @@ class RayMaterializer:
     def _reset(self) -> None:
         self._running: dict[ray.ObjectRef[ShardSummary], _Running] = {}
         self._done: dict[int, tuple[ShardSummary, ray.ObjectRef[FlatPack]]] = {}
-        self._groups = self._rows = 0
+        self._groups = self._rows = self._bytes = 0
         self._queue.clear()
 
     def materialize(self, rollout: RolloutBatch, items: Sequence[PromptItem]) -> MaterializedBatch:
@@ -127,11 +133,21 @@ class RayMaterializer:
         return self.gather()
 
     def submit(self, chunk: RolloutBatch, items: Sequence[PromptItem]) -> None:
+        """
+        Raises:
+            RunError: the step does not fit into the object store, or a shard of it failed.
+        """
         if len(items) != chunk.num_groups:
             raise ValueError(f"{len(items)} prompt items for {chunk.num_groups} prompt groups.")
-        self.submit_ref(put(chunk), ChunkInfo.of(chunk), items, first_group=self._groups, first_row=self._rows)
+        self._bytes += 2 * chunk.nbytes  # the chunk, and the flat packs made of it
+        if self._bytes > self._store_bytes:
+            needed = self._bytes
+            self._abandon()
+            raise too_small_store(needed, self._store_bytes, "there")
+        first_group, first_row = self._groups, self._rows
         self._groups += chunk.num_groups
         self._rows += chunk.num_completions
+        self.submit_ref(put(chunk), ChunkInfo.of(chunk), items, first_group=first_group, first_row=first_row)
 
     def submit_ref(
         self,
@@ -164,18 +180,20 @@ class RayMaterializer:
         """Take in shards that are done and hand out pending ones; wait so long for one if none is done.
 
         Raises:
-            RunError: a shard failed, or its actor died on it too often.
+            RunError: a shard failed, or its actor died on it too often. The step is given up.
         """
-        self._hand_out()
-        if not self._running:
-            return
-        ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
-        while ready:
-            self._take_in(ready[0])
+        try:
             self._hand_out()
-            if not self._running:
-                return
-            ready, _ = ray.wait(list(self._running), num_returns=1, timeout=0)
+            while self._running:
+                ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
+                if not ready:
+                    return
+                self._take_in(ready[0])
+                self._hand_out()
+                timeout_s = 0
+        except BaseException:
+            self._abandon()
+            raise
 
     def gather(self) -> MaterializedBatch:
         """The step as a batch, and a fresh start. The flat packs stay in the object store.
@@ -190,19 +208,21 @@ class RayMaterializer:
             done = [self._done[key] for key in sorted(self._done)]
             return self._assembler.assemble([s for s, _ in done], RefPacks([p for _, p in done]))
         finally:
-            self._cancel()
-            self._reset()
+            self._abandon()
 
     def begin_step(self, step: int) -> None:
         """Name the tasks that follow after this step."""
         self._step = step
-        self._metrics.step.set(step)
+        self.metrics.step.set(step)
 
     def close(self) -> None:
-        for actor in self._actors:
-            ray.kill(actor)
-        self._actors = []
-        self._cluster.close()
+        actors, self._actors = self._actors, []
+        try:
+            if ray.is_initialized():
+                for actor in actors:
+                    ray.kill(actor)
+        finally:
+            self._cluster.close()
 
     def __enter__(self) -> RayMaterializer:
         return self
@@ -218,18 +238,22 @@ class RayMaterializer:
             call = self._actors[worker].run.options(num_returns=2, name=f"materialize {shard.payload.name}")
             summary, pack = call.remote(shard.payload.chunk, shard.payload.order)
             self._running[summary] = _Running(worker, self._actors[worker], shard, pack)
-        self._metrics.queue_length.set(len(self._queue))
+        self.metrics.queue_length.set(len(self._queue))
 
     def _take_in(self, ref: ray.ObjectRef[ShardSummary]) -> None:
-        running = self._running.pop(ref)
+        running = self._running[ref]
         try:
             summary = ray.get(ref)
-        except (RayActorError, ActorUnavailableError) as error:
+        except (RayActorError, OutOfMemoryError) as error:
+            # An actor works on its oldest shard; those behind it were only lost with it.
+            oldest = next(r for r in self._running.values() if r.actor is running.actor)
+            del self._running[ref]
             self._replace(running.worker, running.actor)
-            self._queue.lost(running.worker, running.shard, type(error).__name__)
+            self._queue.lost(running.worker, running.shard, type(error).__name__, guilty=oldest is running)
             return
-        except RayTaskError as error:
+        except RayError as error:
             raise plain_error(error) from error
+        del self._running[ref]
         self._queue.finished(running.worker)
         self._done[running.shard.first_group] = (summary, running.pack)
         if summary.failures and self._assembler.on_error == "fail":
@@ -238,88 +262,13 @@ class RayMaterializer:
     def _replace(self, worker: int, dead: Any) -> None:
         """A new actor in the place of a dead one, unless an earlier shard that died with it has seen to that."""
         if self._actors[worker] is dead:
+            ray.kill(dead)  # it may only be out of reach
             self._replaced += 1
             self._actors[worker] = self._new_actor(f"materialize-{worker}-again-{self._replaced}")
+            self.metrics.add_actor_death()
 
-    def _cancel(self) -> None:
-        """After a failure: let go of what is still running; its results are not wanted."""
+    def _abandon(self) -> None:
+        """Let go of what is still running, whose results are not wanted, and begin afresh."""
         for ref in self._running:
             ray.cancel(ref)
-
-
-@dataclass(frozen=True)
-class StoredSpec:
-    """What a materialize worker is made of, fetched from the object store where it is needed."""
-
-    ref: ray.ObjectRef[tuple[Any, Reward, ShardOptions]]
-
-    def __call__(self) -> tuple[Any, Reward, ShardOptions]:
-        return ray.get(self.ref)
-
-
-class RefPacks(Sequence[FlatPack]):
-    """Flat packs in the object store, fetched (without a copy) only where somebody reads them here."""
-
-    def __init__(self, refs: Sequence[ray.ObjectRef[FlatPack]]) -> None:
-        self.refs = list(refs)
-        self._fetched: dict[int, FlatPack] = {}
-
-    def __len__(self) -> int:
-        return len(self.refs)
-
-    @overload
-    def __getitem__(self, index: int) -> FlatPack: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[FlatPack]: ...
-    def __getitem__(self, index: int | slice) -> FlatPack | list[FlatPack]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if index not in self._fetched:
-            self._fetched[index] = ray.get(self.refs[index])
-        return self._fetched[index]
-
-    def __iter__(self) -> Iterator[FlatPack]:
-        return (self[i] for i in range(len(self)))
-
-
-def put(chunk: RolloutBatch) -> ray.ObjectRef[RolloutBatch]:
-    """Copy a chunk into the object store once.
-
-    Raises:
-        RunError: the store is full.
-    """
-    try:
-        return ray.put(chunk)
-    except ObjectStoreFullError as error:
-        free = ray.available_resources().get("object_store_memory", 0)  # type: ignore[no-untyped-call]
-        raise RunError(
-            f"Ray's object store is full: {chunk.nbytes >> 20} MiB needed, {int(free) >> 20} MiB free; pass a larger "
-            "--object-store-gb, or lower --batch-size or --max-new-tokens."
-        ) from error
-
-
-def plain_error(error: RayTaskError) -> BaseException:
-    """The exception that was raised in the worker: ours as it is, another one with the worker's traceback."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, ArenoError):
-        return cause
-    return RunError(f"a Ray worker failed with {type(cause).__name__}: {cause}", details=str(error))
-
-
-def get_all(refs: Sequence[Any], timeout_s: float, what: str) -> list[Any]:
-    """Results of several calls that must all come.
-
-    Raises:
-        RunError: they do not come in time, or an actor died.
-        ArenoError: the first error of a call.
-    """
-    try:
-        return list(ray.get(list(refs), timeout=timeout_s))
-    except RayTaskError as error:
-        raise plain_error(error) from error
-    except (RayActorError, ActorUnavailableError) as error:
-        raise RunError(f"the {what} died while starting: {' '.join(str(error).split())[:300]}") from error
-    except ray.exceptions.GetTimeoutError as error:
-        raise RunError(
-            f"the {what} did not start within {timeout_s:g} s: Ray has no free CPUs or GPUs for them (`ray status`)."
-        ) from error
+        self._reset()

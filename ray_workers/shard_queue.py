@@ -19,7 +19,7 @@ DEPTH = 2
 
 @dataclass(frozen=True)
 class Shard(Generic[Payload]):
-    """A shard on its way. `first_group` is its identity in the step, `tries` how often it was begun."""
+    """A shard on its way. `first_group` is its identity in the step, `tries` how many workers died working on it."""
 
     first_group: int
     num_groups: int
@@ -54,14 +54,15 @@ class ShardQueue(Generic[Payload]):
         """A worker has returned a shard."""
         self._running[worker] -= 1
 
-    def lost(self, worker: int, shard: Shard[Payload], cause: str) -> None:
-        """A worker died with a shard: it goes to the front again, so many times.
+    def lost(self, worker: int, shard: Shard[Payload], cause: str, *, guilty: bool) -> None:
+        """A worker died with a shard: it goes to the front again, but only so many times if it was `guilty`, being the one
+        that the worker worked on.
 
         Raises:
             RunError: the shard has been lost too often; its prompts are named.
         """
         self._running[worker] -= 1
-        tries = shard.tries + 1
+        tries = shard.tries + guilty
         if tries >= self._max_tries:
             last = shard.first_group + shard.num_groups - 1
             raise RunError(

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
 from areno.api.models import SamplingParams
 from areno.config import RunConfig
-from areno.errors import RunError
 from areno.executor import TrainReport
 from areno.materialize.pack import FlatPack
 from areno.materialize.rollout_batch import RolloutBatch
+from ray_workers.calls import get_all, get_each
 from ray_workers.chunk import ChunkInfo
-from ray_workers.materializer import get_all, plain_error
+from ray_workers.cluster import check_free, demand_of
 from ray_workers.train_job import WorkerOrder
 from ray_workers.train_worker import TrainWorker
 
@@ -27,20 +26,23 @@ LOAD_TIMEOUT_S = 1800.0
 class TrainGroup:
     """`train-0` .. `train-W-1`, one GPU each, or CPUs with gloo.
 
+    Args:
+        actor_options: passed to Ray for each actor (CPUs, GPUs, other resources, scheduling).
+
     Raises:
-        UsageError: the checkpoint cannot be loaded.
+        UsageError: there is no room for the actors, or the checkpoint cannot be loaded.
         RunError: the workers do not start.
     """
 
     def __init__(self, config: RunConfig, tokenizer: Any, run: str, actor_options: dict[str, Any]) -> None:
+        check_free(demand_of(actor_options, config.basic.world_size))
         actor = ray.remote(TrainWorker)
-        self._actors: list[Any] = [
-            actor.options(name=f"train-{rank}", namespace=f"areno-{run}", **actor_options).remote(
-                f"train-{rank}", config, rank
-            )
-            for rank in range(config.basic.world_size)
-        ]
+        self._actors: list[Any] = []
         try:
+            for rank in range(config.basic.world_size):
+                name = f"train-{rank}"
+                options = {"name": name, "namespace": f"areno-{run}", **actor_options}
+                self._actors.append(actor.options(**options).remote(name, run, config, rank))
             (rendezvous,) = get_all([self._actors[0].open_rendezvous.remote()], PLACE_TIMEOUT_S, "train workers")
             boxed = ray.put(tokenizer)
             loading = [a.load.remote(boxed, rendezvous) for a in self._actors]
@@ -61,6 +63,15 @@ class TrainGroup:
         )
         chunk, info = call.remote(prompts, indices, params, step)
         return chunk, info
+
+    def info(self, worker: int, ref: ray.ObjectRef[ChunkInfo]) -> ChunkInfo:
+        """The small result of a finished `rollout` call.
+
+        Raises:
+            RunError: the call failed.
+        """
+        (info,) = get_each([ref], LOAD_TIMEOUT_S, "a rollout did not end", lambda _: self._died(worker, "sample"))
+        return info  # type: ignore[no-any-return]
 
     def train(
         self, orders: Sequence[WorkerOrder], packs: Sequence[ray.ObjectRef[FlatPack]], step: int
@@ -86,25 +97,19 @@ class TrainGroup:
         return self._collect([a.weights_digest.remote() for a in self._actors], "read its weights")
 
     def _collect(self, calls: Sequence[Any], what: str) -> list[Any]:
-        """All results, in rank order; the first failure ends the wait, as the other ranks may wait for the failed one."""
-        waiting = list(calls)
-        while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=LOAD_TIMEOUT_S)
-            if not ready:
-                raise RunError(f"the train workers did not {what} within {LOAD_TIMEOUT_S:g} s.")
-            try:
-                ray.get(ready)
-            except RayTaskError as error:
-                raise plain_error(error) from error
-            except RayActorError as error:
-                rank = list(calls).index(ready[0])
-                raise RunError(
-                    f"train worker {rank} died while it was to {what} (out of memory, or killed from outside): "
-                    f"{' '.join(str(error).split())[:300]}"
-                ) from error
-        return list(ray.get(list(calls)))
+        """All results, in rank order; the first failure ends the wait."""
+        return get_each(
+            calls,
+            LOAD_TIMEOUT_S,
+            f"the train workers did not {what}",
+            lambda rank: self._died(rank, what),
+        )
+
+    def _died(self, rank: int, what: str) -> str:
+        return f"train worker {rank} died while it was to {what} (out of memory, or killed from outside)"
 
     def close(self) -> None:
-        for actor in self._actors:
-            ray.kill(actor)
-        self._actors = []
+        actors, self._actors = self._actors, []
+        if ray.is_initialized():
+            for actor in actors:
+                ray.kill(actor)

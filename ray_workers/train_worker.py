@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import ray
 import torch
+import transformers
 
 from areno.api.models import SamplingParams
 from areno.api.train_pack import TrainPack
@@ -25,6 +27,7 @@ from areno.materialize.micro_batch import gather_rows, micro_batch
 from areno.materialize.pack import FlatPack
 from areno.materialize.rollout_batch import RolloutBatch
 from ray_workers.chunk import ChunkInfo
+from ray_workers.metrics import TrainMetrics
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,9 @@ class TrainJob:
 class TrainWorker:
     """One rank. The model is loaded by `load`, not when the object is made, so that faults have an address."""
 
-    def __init__(self, name: str, config: RunConfig, rank: int) -> None:
+    def __init__(self, name: str, run: str, config: RunConfig, rank: int) -> None:
         self._name = name
+        self._metrics = TrainMetrics(run, name)
         self._config = config
         self._rank = rank
         self._store: Any = None
@@ -72,12 +76,14 @@ class TrainWorker:
         Raises:
             UsageError: the checkpoint cannot be loaded here.
         """
+        # Its bars would run through the driver's.
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         basic = self._config.basic
         if self._store is None:
             self._store = join_store(rendezvous, basic.world_size)
         device = resolve_device(basic.device)
         if device.type == "cuda":
-            torch.cuda.set_device(device)
+            torch.cuda.set_device(0)  # Ray shows each worker its own GPU only
         reducer = DistributedReducer(self._store, rank=self._rank, world_size=basic.world_size, device=device)
         self._engine = build_engine(self._config, tokenizer, reducer)
         self._pad_id = 0 if tokenizer.eos_token_id is None else int(tokenizer.eos_token_id)
@@ -87,10 +93,12 @@ class TrainWorker:
         self, prompts: Sequence[Sequence[int]], prompt_indices: Sequence[int], params: SamplingParams, step: int
     ) -> tuple[RolloutBatch, ChunkInfo]:
         """Sample for prompts that fit into one call of the model; the tokens go into the object store from here."""
+        began = time.monotonic()
         chunks = self._ready.rollout.generate(
             prompts, prompt_indices=prompt_indices, n_samples=self._config.basic.n_samples, params=params, step=step
         )
         chunk = RolloutBatch.concatenate(list(chunks))
+        self._metrics.record_rollout(chunk.num_completions, chunk.num_response_tokens, time.monotonic() - began)
         return chunk, ChunkInfo.of(chunk)
 
     def train(self, job: TrainJob, *packs: FlatPack) -> TrainReport:
@@ -99,11 +107,13 @@ class TrainWorker:
         Raises:
             RunError: something is not finite; raised on every worker, whose weights are as before.
         """
+        began = time.monotonic()
         first_forward = FirstUse()
         results: list[TrainStats] = []
         for micro_batches, counts in job.windows:
             laid_out = first_forward.of(self._lay_out(micro_batches, packs))
             results.append(self._ready.learner.train_window(laid_out, counts))
+        self._metrics.record_train(time.monotonic() - began)
         return train_report(results, first_forward.at)
 
     def _lay_out(self, micro_batches: Sequence[MicroBatchJob], packs: Sequence[FlatPack]) -> Iterator[TrainPack]:

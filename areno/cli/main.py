@@ -9,6 +9,7 @@ from importlib import import_module
 import click
 
 from areno import __version__
+from areno.cli.ending import Terminated, clean_up_on_sigterm
 from areno.cli.options import HELP
 from areno.errors import ArenoError, UsageError
 
@@ -45,8 +46,9 @@ def main(args: list[str] | None = None) -> None:
     """Run a command and end the process.
 
     Exit codes: 0, 2 for something the user passed in (one sentence on stderr), 1 for a fault in mid-run (likewise),
-    130 for Ctrl-C. Anything else is a fault of this program and shows its traceback.
+    130 for Ctrl-C, 143 for SIGTERM. Anything else is a fault of this program and shows its traceback.
     """
+    clean_up_on_sigterm()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character is no reason to stop
@@ -64,7 +66,9 @@ def main(args: list[str] | None = None) -> None:
         if exc.details:
             click.echo(exc.details.rstrip(), err=True)
         _fail(str(exc), 2 if isinstance(exc, UsageError) else 1)
-    except click.Abort:
+    except click.Abort as exc:
+        if isinstance(exc.__cause__, Terminated):
+            _fail("terminated", 143)
         _fail("interrupted", 130)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from areno.cli.ending import clean_up_on_sigterm
 from areno.cli.options import HELP, GroupedCommand, changed, grouped, knob_options
 from areno.config import RunConfig, build, knobs
 from areno.errors import UsageError
@@ -83,6 +85,8 @@ def run(config: RunConfig, console: Console) -> RunSummary:
     import transformers
 
     from areno.engine.model import load_tokenizer, resolve_device
+    from areno.executor import scoring_options
+    from areno.materialize.dry_run import dry_run
     from areno.trainer import total_steps, train
 
     # Its bars would run through ours.
@@ -95,8 +99,10 @@ def run(config: RunConfig, console: Console) -> RunSummary:
         f"{len(rows):,} prompts, {source.skipped_long:,} skipped as longer than --max-prompt-tokens; "
         f"{source.steps_per_epoch:,} steps per epoch."
     )
+    if config.materialize.reward_dry_run:
+        dry_run(config.basic.reward_fn_path, next(source.batches(0)).items[0], scoring_options(config))
     with (
-        closing(_executor(config, tokenizer)) as executor,
+        closing(_executor(config, tokenizer, view.say)) as executor,
         RunLog(config.observability.metrics_log_dir, config.flat(), total_steps(config, source), view) as log,
     ):
         summary = train(config, source, executor, log)
@@ -121,9 +127,11 @@ def _prompt_source(config: RunConfig, rows: Any, tokenizer: Any) -> PromptSource
     )
 
 
-def _executor(config: RunConfig, tokenizer: Any) -> Executor:
+def _executor(config: RunConfig, tokenizer: Any, say: Callable[[str], None]) -> Executor:
     if config.materialize.materialize_backend == "ray":
-        on_ray: Executor = import_module("ray_workers.executor").RayExecutor.from_config(config, tokenizer)
+        backend = import_module("ray_workers.executor")
+        clean_up_on_sigterm()  # importing Ray has put a handler of its own in place
+        on_ray: Executor = backend.RayExecutor.from_config(config, tokenizer, say)
         return on_ray
 
     from areno.executor import LocalExecutor

@@ -1,0 +1,320 @@
+"""The Ray materializer: the same bits as the local one, whatever is asked of it and whoever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray_support import hash_reward, items_of, random_rollout, same_batch
+from strategies import items_for, rollouts
+
+from areno.api import PromptItem, RewardRecord
+from areno.errors import RewardError, RunError, UsageError
+from areno.materialize import LocalMaterializer, RolloutBatch
+from areno.materialize.pack import FlatPack
+from areno.materialize.scoring import ScoringOptions
+
+ShardQueue = pytest.importorskip("ray_workers.shard_queue").ShardQueue
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+
+
+@pytest.fixture(scope="module")
+def pool(ray_session: Any, tokenizer: Any) -> Iterator[Any]:
+    """A materializer with three actors. `use` lets it work with fewer of them."""
+    from ray_workers import RayMaterializer
+
+    with RayMaterializer(tokenizer, hash_reward, num_workers=3, num_texts=3) as materializer:
+        yield materializer
+
+
+def use(pool: Any, workers: int, shards: int) -> Any:
+    """The pool with its first actors only, and chunks cut into so many shards."""
+    pool._queue = ShardQueue(workers)
+    pool._shards_per_chunk = shards
+    return pool
+
+
+@pytest.fixture
+def make(tokenizer: Any) -> Iterator[Callable[..., Any]]:
+    """Make a RayMaterializer that is closed after the test."""
+    from ray_workers import RayMaterializer
+
+    made: list[Any] = []
+
+    def start(reward: Any, **options: Any) -> Any:
+        made.append(RayMaterializer(tokenizer, reward, **{"num_workers": 2, **options}))
+        return made[-1]
+
+    yield start
+    for materializer in made:
+        materializer.close()
+
+
+def chat_items(rollout: RolloutBatch) -> list[PromptItem]:
+    """Prompts that were chats, with text of several scripts."""
+    return [
+        PromptItem(f"<|user|>来日方长 é 🙂 {g}\n<|assistant|>\n", [f"→{g}"], [], {"messages": [{"role": "user"}] * g})
+        for g in range(rollout.num_groups)
+    ]
+
+
+@settings(max_examples=25)
+@given(rollouts(max_groups=7), st.sampled_from([1, 2, 3]), st.integers(1, 6), st.booleans(), st.data())
+def test_equals_the_local_one_bit_for_bit(
+    pool: Any, tokenizer: Any, rollout: RolloutBatch, workers: int, shards: int, chat: bool, data: st.DataObject
+) -> None:
+    items = chat_items(rollout) if chat else items_for(rollout)
+    local = LocalMaterializer(tokenizer, hash_reward, num_texts=3).materialize(rollout, items)
+    materializer = use(pool, workers, shards * workers)
+    same_batch(local, materializer.materialize(rollout, items))
+    cut = data.draw(st.integers(0, rollout.num_groups))
+    materializer.submit(rollout.groups(0, cut), items[:cut])
+    materializer.submit(rollout.groups(cut, rollout.num_groups), items[cut:])
+    same_batch(local, materializer.gather())
+
+
+def test_a_large_batch_equals_the_local_one(pool: Any, tokenizer: Any) -> None:
+    rollout = random_rollout(24, 6, 700)  # packs that are too large to travel inside of messages
+    items = items_for(rollout, tokenizer)
+    local = LocalMaterializer(tokenizer, hash_reward, num_texts=3).materialize(rollout, items)
+    for workers in (1, 2, 3):
+        same_batch(local, use(pool, workers, 5).materialize(rollout, items))
+
+
+def test_actors_have_readable_names(pool: Any, ray_session: Any) -> None:
+    namespace = f"areno-{pool._run}"
+    for i in range(3):
+        actor = ray_session.get_actor(f"materialize-{i}", namespace=namespace)
+        assert ray_session.get(actor.ready.remote()) == pool.process_ids[i]
+        name = ray_session.get(actor.__ray_call__.remote(repr))
+        assert name == f"materialize-{i}"
+
+
+def test_arrays_reach_the_actor_without_a_copy(pool: Any, ray_session: Any) -> None:
+    rollout = random_rollout(4, 4, 5000)
+
+    def look(_: Any, chunk: RolloutBatch) -> list[tuple[bool, bool]]:
+        part = chunk.groups(1, 3)
+        arrays = (chunk.response_tokens_T, chunk.response_logprobs_T, part.response_tokens_T, part.response_logprobs_T)
+        return [(a.flags.owndata, a.flags.writeable) for a in arrays]
+
+    flags = ray_session.get(pool._actors[0].__ray_call__.remote(look, ray_session.put(rollout)))
+    assert flags == [(False, False)] * 4
+
+
+def test_flat_packs_are_views_of_the_store_that_nobody_can_write_to(pool: Any) -> None:
+    batch = pool.materialize(random_rollout(6, 6, 5000), items_of(6))
+    for pack in batch.flat_packs:
+        assert not pack.input_ids_S.flags.owndata
+        assert not pack.logprobs_S.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            pack.logprobs_S[0] = 1.0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            pack.input_ids_S.flags.writeable = True
+
+
+def test_fetching_a_pack_again_takes_no_more_memory(ray_session: Any) -> None:
+    size = 12_500_000  # 100 MB
+
+    @ray_session.remote(num_cpus=0.1)  # type: ignore[untyped-decorator]
+    class Reader:
+        def grown(self, refs: list[Any]) -> int:
+            before = self.resident()
+            packs = [ray_session.get(refs[0]) for _ in range(10)]
+            sums = {float(pack.logprobs_S.sum()) for pack in packs}
+            assert sums == {0.0}
+            return self.resident() - before
+
+        def resident(self) -> int:
+            pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+            return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    pack = FlatPack(
+        np.ones(size, np.int32), np.zeros(size, np.float32), np.array([0, size]), np.ones(1, np.int32), None
+    )
+    reader = Reader.remote()
+    grown = ray_session.get(reader.grown.remote([ray_session.put(pack)]))
+    ray_session.kill(reader)
+    assert grown < 1.2 * pack.nbytes
+
+
+def test_results_stand_in_prompt_order_when_the_first_shards_end_last(make: Any, tokenizer: Any) -> None:
+    def slow_first(record: RewardRecord) -> float:
+        time.sleep(0.3 - 0.04 * record.metadata["prompt_index"])
+        return float(sum(record.tokens) % 101)
+
+    rollout = random_rollout(6, 1, 30)
+    batch = make(slow_first, num_workers=3, shards_per_worker=2).materialize(rollout, items_of(6))
+    for i, pack in enumerate(batch.train_packs(1)):
+        tokens = pack["input_ids"][0].tolist()
+        assert tokens[4:] == rollout.response_tokens_T[slice(*rollout.response_offsets_N1[i : i + 2])].tolist()
+        assert batch.rewards[i] == sum(tokens) % 101
+
+
+def dies_once(marker: Path) -> Callable[[RewardRecord], float]:
+    """Kills its process at the first sight of prompt 2."""
+
+    def reward(record: RewardRecord) -> float:
+        if record.metadata["prompt_index"] == 2 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return hash_reward(record)
+
+    return reward
+
+
+def test_an_actor_that_dies_on_a_shard_is_replaced(make: Any, tokenizer: Any, tmp_path: Path) -> None:
+    rollout = random_rollout(8, 3, 40)
+    items = items_of(8)
+    local = LocalMaterializer(tokenizer, hash_reward).materialize(rollout, items)
+    materializer = make(dies_once(tmp_path / "died"))
+    same_batch(local, materializer.materialize(rollout, items))
+    assert (tmp_path / "died").exists()
+    same_batch(local, materializer.materialize(rollout, items))
+
+
+def test_packs_outlive_the_actors_that_made_them(make: Any, tokenizer: Any) -> None:
+    rollout, items = random_rollout(8, 6, 3000), items_of(8)
+    materializer = make(hash_reward)
+    batch = materializer.materialize(rollout, items)
+    for pid in materializer.process_ids:
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)
+    same_batch(LocalMaterializer(tokenizer, hash_reward).materialize(rollout, items), batch)
+    same_batch(batch, materializer.materialize(rollout, items))
+
+
+def test_a_shard_that_kills_every_actor_ends_the_step_with_its_prompts_named(make: Any) -> None:
+    def deadly(record: RewardRecord) -> float:
+        if record.metadata["prompt_index"] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1.0
+
+    materializer = make(deadly, shards_per_worker=4)
+    with pytest.raises(RunError, match=r"died 3 times on prompts 3 to 3 .*reward calls kill the process"):
+        materializer.materialize(random_rollout(8, 2, 1), items_of(8))
+    # What was given up leaves nothing behind.
+    batch = materializer.materialize(random_rollout(2, 2, 20), items_of(2))
+    assert batch.rewards.tolist() == [1.0] * 4
+
+
+def test_a_failing_reward_is_the_same_error_as_locally(make: Any, tokenizer: Any, reward_file: Any) -> None:
+    text = (
+        "def reward_fn(record):\n"
+        "    if len(record.tokens) % 3 == 0:\n"
+        "        raise LookupError('no verifier for ' + record.prompt)\n"
+        "    return len(record.tokens)\n"
+    )
+    path = reward_file(text)
+    rollout, items = random_rollout(9, 2, 20), items_of(9)
+    with pytest.raises(RewardError) as local:
+        LocalMaterializer(tokenizer, path).materialize(rollout, items)
+    materializer = make(path)
+    with pytest.raises(RewardError) as remote:
+        materializer.materialize(rollout, items)
+    assert str(remote.value) == str(local.value)
+    skip = {"scoring": ScoringOptions(on_error="skip")}
+    same_batch(
+        LocalMaterializer(tokenizer, path, **skip).materialize(rollout, items),
+        make(path, **skip).materialize(rollout, items),
+    )
+
+
+def test_the_reward_file_travels_by_value(make: Any, reward_file: Any) -> None:
+    path = reward_file(
+        "class Once:\n    calls = []\n\ndef reward_fn(record):\n    Once.calls.append(1)\n    return 1\n"
+    )
+    materializer = make(path, num_workers=2)
+    path.unlink()
+    materializer.materialize(random_rollout(8, 2, 5), items_of(8))
+    path.write_text("def reward_fn(record):\n    return 2\n", encoding="utf-8")
+    for pid in materializer.process_ids:
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)
+    assert set(materializer.materialize(random_rollout(4, 2, 5), items_of(4)).rewards) == {1.0}
+
+
+def test_a_file_that_the_reward_imports_and_the_actor_lacks(make: Any, reward_file: Any, tmp_path: Path) -> None:
+    path = reward_file("import verifier_of_elsewhere\n\ndef reward_fn(record):\n    return 1\n")
+    with pytest.raises(UsageError, match=r"reward\.py:1: .*verifier_of_elsewhere"):
+        make(path)
+
+
+def test_a_tokenizer_that_cannot_be_unpickled_there(ray_session: Any) -> None:
+    from ray_workers import RayMaterializer
+
+    class OnlyHere:
+        eos_token_id = 0
+
+        def __reduce__(self) -> Any:
+            return (_raise, ("no such vocabulary file",))
+
+    with pytest.raises(RunError, match="no such vocabulary file"):
+        RayMaterializer(OnlyHere(), hash_reward, num_workers=1)
+
+
+def _raise(text: str) -> None:
+    raise FileNotFoundError(text)
+
+
+def test_rewards_run_on_the_main_thread_whatever_the_actor_options(make: Any) -> None:
+    def with_alarm(record: RewardRecord) -> float:
+        before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 60)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        return 1.0
+
+    materializer = make(with_alarm, num_workers=1, actor_options={"max_concurrency": 4})
+    assert materializer.materialize(random_rollout(4, 2, 5), items_of(4)).rewards.tolist() == [1.0] * 8
+
+
+def test_actors_that_find_no_room_are_refused(
+    ray_session: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray_workers import RayMaterializer
+
+    monkeypatch.setattr("ray_workers.cluster.FREE_TIMEOUT_S", 0.5)
+    with pytest.raises(UsageError, match=r"2 nowhere \(0 free\).*--materialize-workers"):
+        RayMaterializer(tokenizer, hash_reward, num_workers=2, actor_options={"resources": {"nowhere": 1}})
+    with pytest.raises(UsageError, match=r"20 CPU .*free"):
+        RayMaterializer(tokenizer, hash_reward, num_workers=20, actor_options={"num_cpus": 1})
+
+
+def test_a_step_larger_than_the_store_says_so(pool: Any) -> None:
+    materializer = pool
+    known, materializer._store_bytes = materializer._store_bytes, 1 << 20
+    try:
+        with pytest.raises(RunError, match=r"too small: \d+ MiB needed, 1 MiB there; pass a larger --object-store-gb"):
+            materializer.materialize(random_rollout(4, 4, 50_000), items_of(4))
+    finally:
+        materializer._store_bytes = known
+    assert materializer.materialize(random_rollout(2, 2, 10), items_of(2)).num_rows == 4
+
+
+def test_wrong_number_of_items(pool: Any) -> None:
+    with pytest.raises(ValueError, match="3 prompt items for 2 prompt groups"):
+        pool.submit(random_rollout(2, 2, 10), items_of(3))
+    assert pool.gather().num_rows == 0
+
+
+def test_closing_leaves_ray_to_who_started_it(ray_session: Any, tokenizer: Any) -> None:
+    from ray_workers import RayMaterializer
+
+    with RayMaterializer(tokenizer, hash_reward, num_workers=1) as materializer:
+        (pid,) = materializer.process_ids
+    assert ray_session.is_initialized()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert sys.platform != "linux" or not Path(f"/proc/{pid}").exists()
