@@ -7,44 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import types
 import typing
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from areno.errors import UsageError
-
-Check = Callable[[Any], "str | None"]
-
-
-def at_least(low: float) -> Check:
-    """A check for numbers: finite and not below `low`."""
-    return lambda v: None if math.isfinite(v) and v >= low else f"must be at least {low:g}"
-
-
-def above(low: float) -> Check:
-    """A check for numbers: finite and greater than `low`."""
-    return lambda v: None if math.isfinite(v) and v > low else f"must be greater than {low:g}"
-
-
-def within(low: float, high: float) -> Check:
-    """A check for numbers: low < value <= high."""
-    return lambda v: None if low < v <= high else f"must be greater than {low:g} and at most {high:g}"
-
-
-def fraction(v: float) -> str | None:
-    """A check for decay rates: 0 <= value < 1."""
-    return None if 0 <= v < 1 else "must be at least 0 and below 1"
-
-
-def share(v: float) -> str | None:
-    """A check for shares of a whole: 0 <= value <= 1."""
-    return None if 0 <= v <= 1 else "must be at least 0 and at most 1"
-
-
-def _positive_or_off(v: int) -> str | None:
-    return None if v == -1 or v >= 1 else "must be at least 1, or -1 to turn it off"
+from areno.knobs import Knob, above, at_least, fraction, knob, positive_or_off, resolve, share, within
 
 
 def reward_on_error_policy(text: str) -> Literal["fail", "skip"] | float:
@@ -67,14 +36,6 @@ def _on_error(text: str) -> str | None:
     except ValueError:
         return "must be fail, skip or a finite number"
     return None
-
-
-def knob(default: Any = dataclasses.MISSING, *, help: str, check: Check | None = None, metavar: str = "") -> Any:
-    """Declare one option. `help` says what it does and, where the name does not tell, its unit."""
-    metadata = {"help": help, "check": check, "metavar": metavar}
-    if default is dataclasses.MISSING:
-        return field(metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -110,7 +71,7 @@ class RolloutConfig:
     max_prompt_tokens: int = knob(1024, help="Longer prompts are skipped and counted.", check=at_least(1))
     max_new_tokens: int = knob(3071, help="Longest completion, in tokens.", check=at_least(1))
     temperature: float = knob(1.0, help="Sampling temperature.", check=above(0))
-    top_k: int = knob(-1, help="Sample among the k likeliest tokens; -1 is off.", check=_positive_or_off)
+    top_k: int = knob(-1, help="Sample among the k likeliest tokens; -1 is off.", check=positive_or_off)
     top_p: float = knob(1.0, help="Sample among the likeliest tokens of this total probability.", check=within(0, 1))
     greedy: bool = knob(False, help="Take the likeliest token each time; temperature, top-k and top-p are ignored.")
     disable_thinking: bool = knob(False, help="Pass enable_thinking=False to the chat template.")
@@ -233,43 +194,6 @@ class RunConfig:
         return {k.name: getattr(getattr(self, k.section), k.name) for k in knobs()}
 
 
-@dataclass(frozen=True)
-class Knob:
-    """One declared option as the command line needs it."""
-
-    section: str
-    group: str
-    name: str
-    type: type
-    choices: tuple[str, ...]
-    optional: bool
-    required: bool
-    default: Any
-    help: str
-    metavar: str
-    check: Check | None
-
-    @property
-    def option(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    def problem(self, value: Any) -> str | None:
-        """A sentence about a value that cannot work, or None."""
-        said = self.check(value) if self.check is not None and value is not None else None
-        return None if said is None else f"{self.option} {said}, got {value}."
-
-
-def _resolve(hint: Any) -> tuple[type, tuple[str, ...], bool]:
-    """Split an annotation into (plain type, choices, optional)."""
-    optional = False
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (a for a in typing.get_args(hint) if a is not type(None))
-        optional = True
-    if typing.get_origin(hint) is Literal:
-        return str, typing.get_args(hint), optional
-    return hint, (), optional
-
-
 def sections() -> Iterator[tuple[str, type]]:
     """(field name, dataclass) of each concern, in the order of `--help`."""
     for f in dataclasses.fields(RunConfig):
@@ -282,7 +206,7 @@ def knobs() -> Iterator[Knob]:
         group = (cls.__doc__ or "").split(":")[0]
         hints = typing.get_type_hints(cls)
         for f in dataclasses.fields(cls):
-            kind, choices, optional = _resolve(hints[f.name])
+            kind, choices, optional = resolve(hints[f.name])
             required = f.default is dataclasses.MISSING
             yield Knob(
                 section=section,
