@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from areno.config import Knob, knobs
+from areno.config import knobs
+from areno.knobs import Knob
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 

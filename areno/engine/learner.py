@@ -161,7 +161,7 @@ class Learner:
             loss=values[0],
             share=share,
             tokens=round(values[1]),
-            sequences=_rows_of_sites(pack, mask)[mask].unique().numel(),
+            sequences=torch.unique(_rows_of_sites(pack, mask)[mask]).numel(),
             stats=dict(zip(names, values[2:], strict=True)),
         )
         return weighted_sums(packed_stats, self._loss.denominator), fault
