@@ -48,6 +48,15 @@ def _chat_messages(prompt: Any) -> list[dict[str, Any]]:
     return list(prompt)
 
 
+class ByteTokenizer:
+    """Stands in where there is no model: the ids of a text are its UTF-8 bytes, and there is no chat template."""
+
+    chat_template = None
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "surrogateescape"))
+
+
 class PromptSource:
     """The prompts of a run: every row looked at once up front, then served in a seeded order per epoch.
 
@@ -75,7 +84,7 @@ class PromptSource:
         self._seed = seed
         self._disable_thinking = disable_thinking
         self._origin = origin
-        lengths = [len(self._item(index).input_tokens) for index in range(len(rows))]
+        lengths = [len(self.item(index).input_tokens) for index in range(len(rows))]
         self._fits = [length <= max_prompt_tokens for length in lengths]
         self.skipped_long = self._fits.count(False)
         if self.skipped_long == len(rows):
@@ -99,13 +108,18 @@ class PromptSource:
                 batch = PromptBatch([], 0, 0, batch.total_skipped_long, epoch)
             batch.scanned += 1
             if self._fits[index]:
-                batch.items.append(self._item(index))
+                batch.items.append(self.item(index))
             else:
                 batch.skipped_long += 1
                 batch.total_skipped_long += 1
         yield batch
 
-    def _item(self, index: int) -> PromptItem:
+    def item(self, index: int) -> PromptItem:
+        """Row `index` as a prompt.
+
+        Raises:
+            UsageError: it cannot be one; the message names the row.
+        """
         row = dict(self._rows[index])
         if "prompt" not in row:
             raise self._bad(
@@ -119,7 +133,9 @@ class PromptSource:
             raise self._bad(index, f"cannot be used: {exc}; mend the row or the --dataset-loader-fn") from exc
         except Exception as exc:  # a chat template is a program of the checkpoint and may raise anything
             said = f"{type(exc).__name__}: {exc}"
-            raise self._bad(index, f"fails in the chat template of the checkpoint ({said}); mend one of the two") from exc
+            raise self._bad(
+                index, f"fails in the chat template of the checkpoint ({said}); mend one of the two"
+            ) from exc
         if not ids:
             raise self._bad(index, "has an empty prompt; remove the row or give it a prompt")
         return PromptItem(prompt=text, solutions=self._solutions(index, row), input_tokens=ids, record=row)

@@ -1,4 +1,4 @@
-"""The train command: a quick and grouped help page, every bad input one sentence and exit code 2, and a whole run."""
+"""The train command: every bad input is one sentence and exit code 2, and a whole run leaves what it should."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,7 @@ import pytest
 
 from areno import hub, rows
 from areno.cli.main import main
-from areno.cli.train import command
-from areno.config import knobs
 
-HEAVY = ("torch", "transformers", "ray", "numpy", "datasets", "pandas", "pyarrow", "rich")
 REWARD = "def reward_fn(record):\n    return float(len(record.completion))\n"
 
 
@@ -87,24 +83,39 @@ def without(name: str) -> Change:
 
 
 BAD_INPUTS: dict[str, tuple[Change, str]] = {
-    "reward file missing": (put("--reward-fn-path", "none/r.py"), "reward file /.*/none/r.py cannot be read .*--reward-fn"),
+    "reward file missing": (
+        put("--reward-fn-path", "none/r.py"),
+        "reward file /.*/none/r.py cannot be read .*--reward-fn",
+    ),
     "reward file with a syntax error": (write("--reward-fn-path", "r.py", "\n\ndef reward_fn(:\n"), r"r\.py:3: .*mend"),
     "reward file that fails to load": (write("--reward-fn-path", "r.py", "\n1 / 0\n"), r"r\.py:2: .*ZeroDivisionError"),
     "no reward_fn": (write("--reward-fn-path", "r.py", "x = 1\n"), r"r\.py defines no reward_fn: add"),
-    "reward_fn no function": (write("--reward-fn-path", "r.py", "reward_fn = 3\n"), r"r\.py: reward_fn is a int, not a fun"),
+    "reward_fn no function": (
+        write("--reward-fn-path", "r.py", "reward_fn = 3\n"),
+        r"r\.py: reward_fn is a int, not a fun",
+    ),
     "reward_fn without argument": (
         write("--reward-fn-path", "r.py", "def reward_fn():\n    return 1\n"),
-        r"r\.py: reward_fn\(\) cannot be called with one record: take one argument",
+        r"r\.py: reward_fn\(\) cannot be called with one argument: take one",
     ),
-    "data file missing": (put("--dataset-path", "none/d.jsonl"), "--dataset-path: there is no file or folder /.*d.jsonl"),
-    "data file broken": (write("--dataset-path", "d.jsonl", "{\n"), r"d\.jsonl cannot be read as jsonl: line 1: .*mend"),
+    "data file missing": (
+        put("--dataset-path", "none/d.jsonl"),
+        "--dataset-path: there is no file or folder /.*d.jsonl",
+    ),
+    "data file broken": (
+        write("--dataset-path", "d.jsonl", "{\n"),
+        r"d\.jsonl cannot be read as jsonl: line 1: .*mend",
+    ),
     "data file empty": (write("--dataset-path", "d.jsonl", ""), r"d\.jsonl gave no rows"),
     "data without prompt": (
         write("--dataset-path", "d.jsonl", '{"question": "q"}\n'),
         r"row 1 of .*d\.jsonl has no column `prompt` \(it has question\); rename it, or make prompts in a --dataset-load",
     ),
     "loader missing": (put("--dataset-loader-fn", "none/l.py"), "--dataset-loader-fn: there is no file /.*/none/l.py"),
-    "loader without the function": (write("--dataset-loader-fn", "l.py", ""), r"l\.py does not define load_training_data"),
+    "loader without the function": (
+        write("--dataset-loader-fn", "l.py", ""),
+        r"l\.py does not define load_training_data",
+    ),
     "loader that fails": (
         write("--dataset-loader-fn", "l.py", "def load_training_dataset(path, **_):\n    raise OSError('disk')\n"),
         r"--dataset-loader-fn .*l\.py failed on .*l\.py:2: OSError: disk; mend",
@@ -114,7 +125,10 @@ BAD_INPUTS: dict[str, tuple[Change, str]] = {
     "checkpoint without config": (without("config.json"), "--ckpt .* is no checkpoint: it holds no config.json"),
     "checkpoint without weights": (without("model.safetensors"), "--ckpt .* holds no weights"),
     "hub name of a model": (put("--ckpt", "owner/name"), r"--ckpt owner/name: .* hub (cannot be reached|has no model)"),
-    "hub name of a data set": (put("--dataset-path", "owner/name:main"), "--dataset-path owner/name:main: .* hub cannot be"),
+    "hub name of a data set": (
+        put("--dataset-path", "owner/name:main"),
+        "--dataset-path owner/name:main: .* hub cannot be",
+    ),
     "size of zero": (put("--batch-size", "0"), "--batch-size must be at least 1, got 0"),
     "negative size": (put("--n-samples", "-4"), "--n-samples must be at least 1, got -4"),
     "not a number": (put("--lr", "fast"), "--lr.*fast.*See `areno train --help`"),
@@ -169,46 +183,6 @@ def test_ray_is_said_to_be_missing_or_is_there(
     assert "Ray is not installed; run `pip install 'areno-ray[ray]'`" in err
 
 
-class TestHelp:
-    def run(self, code: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=False, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def test_nothing_heavy_is_imported(self) -> None:
-        out = self.run(
-            "import sys\nfrom areno.cli.main import main\n"
-            "try:\n    main(['train', '--help'])\n"
-            f"finally:\n    print('HEAVY', [m for m in {HEAVY} if m in sys.modules])\n"
-        )
-        assert "HEAVY []" in out
-
-    def test_it_answers_well_under_a_second(self) -> None:
-        best = min(self.seconds() for _ in range(3))
-        assert best < 0.8
-
-    def seconds(self) -> float:
-        began = time.perf_counter()
-        self.run("from areno.cli.main import main\nmain(['train', '--help'])")
-        return time.perf_counter() - began
-
-    def test_every_knob_is_listed_in_its_group_with_its_default(self, capsys: pytest.CaptureFixture[str]) -> None:
-        _, out, _ = areno("train", "--help", capsys=capsys)
-        groups = ["Basic:", "Rollout:", "Materialize:", "Train:", "Checkpoint:", "Observability:"]
-        places = [out.index("\n" + group) for group in groups]
-        assert places == sorted(places)
-        flat = " ".join(out.split()).replace("- ", "-")  # undo the wrapping, also inside a word with a hyphen
-        for knob in knobs():
-            assert knob.option + " " in flat
-            if knob.default is not None and knob.type is not bool:
-                assert f"[default: {knob.default}]" in flat
-
-    def test_options_and_knobs_are_the_same_set(self) -> None:
-        assert [param.name for param in command.params] == [knob.name for knob in knobs()]
-
-
 @pytest.fixture
 def runnable(inputs: Inputs) -> Inputs:
     """The inputs with a tiny model of random weights in the checkpoint."""
@@ -227,9 +201,7 @@ def runnable(inputs: Inputs) -> Inputs:
 
 class TestRun:
     @pytest.mark.parametrize("algo", ["grpo", "gspo"])
-    def test_three_steps(
-        self, algo: str, runnable: Inputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_three_steps(self, algo: str, runnable: Inputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         save = tmp_path / "保存 é"
@@ -261,7 +233,8 @@ class TestRun:
         )
         write("--reward-fn-path", "fails.py", fails_later)(runnable, tmp_path)
         given = runnable | {"--save-path": str(tmp_path / "save"), "--save-interval": "1"}
-        code, _, err = areno("train", *(word for pair in given.items() for word in pair), capsys=capsys)
+        words = [word for pair in given.items() for word in pair]
+        code, _, err = areno("train", *words, "--no-reward-dry-run", capsys=capsys)
         assert code == 1
         last = err.splitlines()[-1]
         assert last.startswith("areno: error: step 2: ")
@@ -278,7 +251,9 @@ class TestRun:
         folder = tmp_path / text
         folder.mkdir()
         (folder / "d.jsonl").write_text(json.dumps({"prompt": text}, ensure_ascii=False), encoding="utf-8")
-        (folder / "r.py").write_text(f"def reward_fn(record):\n    return record.prompt == {text!r}\n", encoding="utf-8")
+        (folder / "r.py").write_text(
+            f"def reward_fn(record):\n    return record.prompt == {text!r}\n", encoding="utf-8"
+        )
         given = runnable | {"--dataset-path": str(folder / "d.jsonl"), "--reward-fn-path": str(folder / "r.py")}
         given |= {"--metrics-log-dir": str(folder / "m"), "--max-steps": "1", "--log-completions": "1"}
         code = "from areno.cli.main import main; main()"

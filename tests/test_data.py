@@ -112,7 +112,10 @@ def test_equal_prompts_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"question": "q", "answer": "a"}, "row 2 of d.jsonl has no column `prompt` .it has question, answer.; rename it"),
+        (
+            {"question": "q", "answer": "a"},
+            "row 2 of d.jsonl has no column `prompt` .it has question, answer.; rename it",
+        ),
         ({}, "it has none"),
         ({"prompt": None}, "row 2 of d.jsonl cannot be used: `prompt` must be text or a list of chat messages"),
         ({"prompt": []}, "must be text or a list of chat messages"),
@@ -142,5 +145,7 @@ def test_an_empty_prompt() -> None:
 
 
 def test_all_too_long() -> None:
-    with pytest.raises(UsageError, match=r"all 2 prompts .* longer than --max-prompt-tokens 3 .the shortest has 5 tokens"):
+    with pytest.raises(
+        UsageError, match=r"all 2 prompts .* longer than --max-prompt-tokens 3 .the shortest has 5 tokens"
+    ):
         source([{"prompt": "long"}, {"prompt": "longer"}], limit=3)

@@ -45,7 +45,9 @@ class TestMathLoader:
         assert row["solutions"] == [r"\left\{ \frac{1}{2} \right\}"]
 
     def test_numina_without_an_answer_is_left_out(self) -> None:
-        assert self.rows({"problem": "Prove it.", "solution": "Clear."}, {"problem": "P", "solution": r"\boxed{1"}) == []
+        assert (
+            self.rows({"problem": "Prove it.", "solution": "Clear."}, {"problem": "P", "solution": r"\boxed{1"}) == []
+        )
 
     def test_normalized_rows_stay(self) -> None:
         row = {"prompt": "P", "solutions": ["1"], "level": 3}

@@ -75,7 +75,9 @@ def test_tensorboard_has_the_same_keys(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_and_numbers_of_numpy(tmp_path: Path) -> None:
-    odd = metrics(loss=math.nan, lr=np.float32(0.25), reward_mean=np.float64(math.inf), zero_variance_groups=np.int64(3))
+    odd = metrics(
+        loss=math.nan, lr=np.float32(0.25), reward_mean=np.float64(math.inf), zero_variance_groups=np.int64(3)
+    )
     with RunLog(tmp_path, {}, total_steps=1, view=StepView(terminal())) as log:
         log.log_step(odd, [dataclasses.replace(sample("a", None), advantage=math.nan)])
     (row,) = lines(tmp_path / "metrics.jsonl")
@@ -149,7 +151,11 @@ def test_samples_table_shows_the_text_and_nothing_that_moves_the_cursor() -> Non
 @pytest.mark.parametrize("width", [60, 100])
 def test_config_table_shows_every_value(width: int) -> None:
     console = terminal(width)
-    groups = {"Basic": {"--ckpt": "a/[b]", "--max-steps": None}, "Train": {"--lr": 1e-6}, "Checkpoint": {"--to": "q" * 90}}
+    groups = {
+        "Basic": {"--ckpt": "a/[b]", "--max-steps": None},
+        "Train": {"--lr": 1e-6},
+        "Checkpoint": {"--to": "q" * 90},
+    }
     console.print(config_table(groups, {"--lr"}, {"--ckpt", "--to"}))
     out = shown(console)
     for part in ("Paths", "a/[b]", "--max-steps", "1e-06"):

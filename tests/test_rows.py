@@ -164,13 +164,19 @@ class TestLoader:
             ("def f(:\n", r"math\.py:1: SyntaxError"),
             ("import no_such_module_at_all\n", r"math\.py:1: ModuleNotFoundError"),
             ("x = 1\n\nraise SystemExit(3)\n", r"math\.py:3: SystemExit: 3"),
-            ("load_training_dataset = 1\n", r"does not define load_training_dataset\(dataset_path, \*, default_loader\)"),
+            (
+                "load_training_dataset = 1\n",
+                r"does not define load_training_dataset\(dataset_path, \*, default_loader\)",
+            ),
             ("def load_training_dataset():\n    return []\n", r"failed on d: .*TypeError"),
             ("def load_training_dataset(p, **_):\n    return {}['a']\n", r"math\.py:2: KeyError: 'a'"),
             ("def load_training_dataset(p, **_):\n    yield 1\n    1 / 0\n", r"math\.py:3: ZeroDivisionError"),
             ("def load_training_dataset(p, **_):\n    return 'text'\n", r"expected a list of rows, got str"),
             ("def load_training_dataset(p, **_):\n    return []\n", r"gave no rows"),
-            ("def load_training_dataset(p, default_loader):\n    return default_loader('no.csv')\n", r"there is no file"),
+            (
+                "def load_training_dataset(p, default_loader):\n    return default_loader('no.csv')\n",
+                r"there is no file",
+            ),
         ],
     )
     def test_faults(self, tmp_path: Path, code: str, said: str) -> None:
