@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from areno.errors import UsageError
 from areno.hub import hub_reachable
-from areno.user_file import load_user_file, where
+from areno.user_file import UserFile, where
 
 Row = dict[str, Any]
 LOADER_NAME = "load_training_dataset"
@@ -42,7 +42,7 @@ def load_function(loader_spec: str) -> tuple[Callable[..., Any], Path]:
     path, colon, name = loader_spec.rpartition(":")
     if not (colon and name.isidentifier()):
         path, name = loader_spec, LOADER_NAME
-    module = load_user_file(path, "--dataset-loader-fn")
+    module = UserFile.at(path, "--dataset-loader-fn").module()
     function = getattr(module, name, None)
     file = Path(path).expanduser().resolve()
     if not callable(function):

@@ -1,51 +1,82 @@
-"""Python files that the user passes in: loaded by path, once per process, with failures told by file and line."""
+"""Python files that the user passes in: read once, run under a module name of their own, failures told by file and line."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from areno.errors import UsageError
 
 
-def load_user_file(path: str, option: str) -> ModuleType:
-    """Run the file and return its module; a second call for the same file returns the same module.
+@dataclass(frozen=True)
+class UserFile:
+    """A file as it was when it was read. Other processes run this text, so that an edit on disk during a run cannot be
+    picked up by some of them; files that it imports are read where it runs."""
 
-    The module's name is made from the full path, so that a file may be called `math.py`. Its folder goes to the end
-    of `sys.path`: it may import its neighbours, now or inside a function, and shadows nothing.
+    path: str
+    text: bytes
 
-    Raises:
-        UsageError: the file is missing, or stops with an error while it is loaded. `option` is named in the message.
-    """
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise UsageError(f"{option}: there is no file {file}; check the path.")
-    name = f"areno_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{option}: {file} is not a Python file; pass a file whose name ends in .py.")
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as exc:
-        del sys.modules[name]
-        raise UsageError(f"{option}: {where(exc, file)}; mend the file.") from exc
-    return module
+    @classmethod
+    def at(cls, path: str | Path, option: str) -> UserFile:
+        """Read the file that `option` names.
+
+        Raises:
+            UsageError: no such file, or it cannot be read.
+        """
+        full = Path(path).expanduser().resolve()
+        try:
+            return cls(str(full), full.read_bytes())
+        except OSError as error:
+            raise UsageError(f"{option}: {full} cannot be read ({error.strerror}); check the path.") from error
+
+    def module(self) -> ModuleType:
+        """Run the file; a second call in the same process returns the same module.
+
+        The module's name is made from path and text, so that a file may be called `math.py` and that what it defines
+        can be pickled. Its folder goes to the end of `sys.path`: it may import its neighbours and shadows nothing.
+
+        Raises:
+            UsageError: it does not compile, or stops with an error.
+        """
+        digest = hashlib.sha256(self.path.encode() + b"\0" + self.text).hexdigest()[:16]
+        name = f"areno_user_{Path(self.path).stem}_{digest}"
+        if name in sys.modules:
+            return sys.modules[name]
+        module = ModuleType(name)
+        module.__file__ = self.path
+        folder = str(Path(self.path).parent)
+        if folder not in sys.path:
+            sys.path.append(folder)
+        sys.modules[name] = module
+        try:
+            exec(compile(self.text, self.path, "exec"), module.__dict__)
+        except KeyboardInterrupt:
+            del sys.modules[name]
+            raise
+        except BaseException as error:  # also SystemExit: a file that calls sys.exit() must not end us without a word
+            del sys.modules[name]
+            raise UsageError(f"{where(error, self.path)}; mend the file.") from error
+        return module
 
 
-def where(exc: BaseException, file: Path) -> str:
+def where(error: BaseException, path: str | Path) -> str:
     """`file:line: Kind: message`, the line being the last one inside the file."""
-    if isinstance(exc, SyntaxError):
-        return f"{exc.filename or file}:{exc.lineno}: {type(exc).__name__}: {exc.msg}"
-    lines = [frame.lineno for frame in traceback.extract_tb(exc.__traceback__) if frame.filename == str(file)]
-    place = f"{file}:{lines[-1]}" if lines else str(file)
-    return f"{place}: {type(exc).__name__}: {exc}"
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or path}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    return f"{line_in_file(error, str(path))}: {describe(error)}"
+
+
+def describe(error: BaseException) -> str:
+    """Type and message of an exception on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def line_in_file(error: BaseException, path: str) -> str:
+    """`path:line` of the innermost frame in that file, or the path alone."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"{path}:{lines[-1]}" if lines else path

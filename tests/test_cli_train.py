@@ -85,7 +85,7 @@ def without(name: str) -> Change:
 BAD_INPUTS: dict[str, tuple[Change, str]] = {
     "reward file missing": (
         put("--reward-fn-path", "none/r.py"),
-        "reward file /.*/none/r.py cannot be read .*--reward-fn",
+        "--reward-fn-path: /.*/none/r.py cannot be read",
     ),
     "reward file with a syntax error": (write("--reward-fn-path", "r.py", "\n\ndef reward_fn(:\n"), r"r\.py:3: .*mend"),
     "reward file that fails to load": (write("--reward-fn-path", "r.py", "\n1 / 0\n"), r"r\.py:2: .*ZeroDivisionError"),
@@ -111,7 +111,7 @@ BAD_INPUTS: dict[str, tuple[Change, str]] = {
         write("--dataset-path", "d.jsonl", '{"question": "q"}\n'),
         r"row 1 of .*d\.jsonl has no column `prompt` \(it has question\); rename it, or make prompts in a --dataset-load",
     ),
-    "loader missing": (put("--dataset-loader-fn", "none/l.py"), "--dataset-loader-fn: there is no file /.*/none/l.py"),
+    "loader missing": (put("--dataset-loader-fn", "none/l.py"), "--dataset-loader-fn: /.*/none/l.py cannot be read"),
     "loader without the function": (
         write("--dataset-loader-fn", "l.py", ""),
         r"l\.py does not define load_training_data",

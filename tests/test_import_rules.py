@@ -16,7 +16,7 @@ FLOORS = [
     ["areno/__init__", "areno/errors", "areno/knobs"],
     ["areno/config", "areno/user_file", "areno/hub"],
     ["areno/api"],
-    ["areno/metrics", "areno/terminal", "areno/rows"],
+    ["areno/metrics", "areno/terminal", "areno/rows", "areno/terminal_reward"],
     ["areno/materialize", "areno/data"],
     ["areno/engine"],
     ["areno/executor"],

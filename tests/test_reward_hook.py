@@ -24,9 +24,9 @@ RECORD = RewardRecord("p", "c", metadata={"prompt_index": 0, "sample_index": 0})
         ("reward_fn = 3\n", "reward_fn is a int, not a function"),
         ("def reward_fn():\n    return 1\n", "cannot be called with one argument"),
         ("def reward_fn(a, b):\n    return 1\n", "cannot be called with one argument"),
-        ("import nothing_of_this_name\n", r"reward\.py:1: importing the reward file failed with ModuleNotFoundError"),
-        ("x = 1\ny = x / 0\n", r"reward\.py:2: importing the reward file failed with ZeroDivisionError"),
-        ("import sys\nsys.exit(3)\n", r"reward\.py:2: importing the reward file failed with SystemExit"),
+        ("import nothing_of_this_name\n", r"reward\.py:1: ModuleNotFoundError"),
+        ("x = 1\ny = x / 0\n", r"reward\.py:2: ZeroDivisionError"),
+        ("import sys\nsys.exit(3)\n", r"reward\.py:2: SystemExit"),
         ("x = '\0'\n", "null bytes"),
     ],
 )

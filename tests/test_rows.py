@@ -184,5 +184,5 @@ class TestLoader:
             load_rows("d", self.write(tmp_path, code))
 
     def test_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match=f"there is no file {tmp_path}/none.py"):
+        with pytest.raises(UsageError, match=f"{tmp_path}/none.py cannot be read"):
             load_rows("d", str(tmp_path / "none.py"))

@@ -15,6 +15,7 @@ from areno.errors import ArenoError, UsageError
 
 _COMMANDS = {
     "train": "Post-train a language model with GRPO or GSPO.",
+    "reward": "Try a reward function on real rows.",
     "check": "Tell what this machine can run, and what to do about the rest.",
 }
 

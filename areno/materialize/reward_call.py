@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from areno.api.rewards import RewardRecord
 from areno.materialize.records import RecordBatch
-from areno.materialize.reward_hook import RewardHook, describe, line_in_file
+from areno.materialize.reward_hook import RewardHook
 from areno.materialize.reward_value import BadRewardError, Reward, as_reward
+from areno.user_file import describe, line_in_file
 
 
 class RewardTimeout(BaseException):

@@ -1,18 +1,15 @@
-"""A user's reward file: read once, checked, run under a module name of its own, and its results taken strictly."""
+"""A user's reward function: loaded from its file, checked, and told apart by the way it is called."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import sys
-import traceback
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from areno.errors import UsageError
+from areno.user_file import UserFile
 
 HookKind = Literal["plain", "async", "batch"]
 
@@ -35,13 +32,8 @@ class RewardHook:
         return "reward_fn_batch" if self.kind == "batch" else "reward_fn"
 
 
-@dataclass(frozen=True)
-class RewardSource:
-    """A reward file as it was when the run began. Worker processes run this text, so that an edit on disk during the
-    run cannot be picked up by some of them; files it imports are read where it runs."""
-
-    path: str
-    text: bytes
+class RewardSource(UserFile):
+    """A reward file as it was when the run began."""
 
     @classmethod
     def read(cls, path: str | Path) -> RewardSource:
@@ -49,13 +41,8 @@ class RewardSource:
         Raises:
             UsageError: no such file, or it cannot be read.
         """
-        full = Path(path).expanduser().resolve()
-        try:
-            return cls(str(full), full.read_bytes())
-        except OSError as error:
-            raise UsageError(
-                f"reward file {full} cannot be read ({error.strerror}): check --reward-fn-path."
-            ) from error
+        file = cls.at(path, "--reward-fn-path")
+        return cls(file.path, file.text)
 
     def load(self) -> RewardHook:
         """Run the file (once per process) and take its `reward_fn_batch` or `reward_fn`.
@@ -64,7 +51,7 @@ class RewardSource:
             UsageError: a syntax error or an exception at import (with file and line), no such function, one that is not
                 callable or does not take one argument.
         """
-        module = self._module()
+        module = self.module()
         for name in ("reward_fn_batch", "reward_fn"):
             fn = getattr(module, name, None)
             if fn is not None:
@@ -73,33 +60,6 @@ class RewardSource:
             f"{self.path} defines no reward_fn: add `def reward_fn(record): ...` that returns a number, or "
             "`def reward_fn_batch(records): ...` that returns a list of them."
         )
-
-    def _module(self) -> types.ModuleType:
-        # A name of its own: the file may be called math.py, and pickling a class it defines must find this module.
-        name = "areno_reward_" + hashlib.sha256(self.path.encode() + b"\0" + self.text).hexdigest()[:16]
-        if name in sys.modules:
-            return sys.modules[name]
-        try:
-            code = compile(self.text, self.path, "exec")
-        except (SyntaxError, ValueError) as error:
-            line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-            raise UsageError(f"{self.path}{line}: {error.args[0]}: mend the reward file.") from error
-        module = types.ModuleType(name)
-        module.__file__ = self.path
-        folder = str(Path(self.path).parent)
-        if folder not in sys.path:
-            sys.path.append(folder)  # at the end: a sibling called random.py must not hide the standard library's
-        sys.modules[name] = module
-        try:
-            exec(code, module.__dict__)
-        except KeyboardInterrupt:
-            del sys.modules[name]
-            raise
-        except BaseException as error:
-            del sys.modules[name]
-            where = line_in_file(error, self.path)
-            raise UsageError(f"{where}: importing the reward file failed with {describe(error)}.") from error
-        return module
 
 
 def load_reward_hook(reward: str | Path | RewardSource | Callable[[Any], Any]) -> RewardHook:
@@ -137,14 +97,3 @@ def _hook(place: str, name: str, fn: Any) -> RewardHook:
         return RewardHook(place, fn, "batch")
     return RewardHook(place, fn, "async" if is_async else "plain")
 
-
-def describe(error: BaseException) -> str:
-    """Type and message of an exception on one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def line_in_file(error: BaseException, path: str) -> str:
-    """`path:line` of the innermost frame in that file, or the path alone."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f"{path}:{lines[-1]}" if lines else path
