@@ -221,6 +221,15 @@ def test_metrics_appear_on_the_port_of_the_node(executor: Any, ray_session: Any)
     assert found["areno_rollout_train_gap_seconds"]["driver"] > 0
 
 
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    text = (Path(__file__).parent.parent / "scripts" / "grafana_dashboard.json").read_text(encoding="utf-8")
+    json.loads(text)
+    shown = set(re.findall(r"ray_(areno_\w+)", text))
+    rare = {"areno_reward_failures_total", "areno_materialize_actor_deaths_total"}  # exported once there is one
+    assert shown - rare <= set(METRICS)
+    assert set(METRICS) - shown == {"areno_sampled_completions_total"}
+
+
 def test_a_train_worker_that_dies_ends_the_step_with_its_rank(inputs: dict[str, Any], ray_session: Any) -> None:
     import os
     import signal
