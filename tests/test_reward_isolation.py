@@ -1,0 +1,184 @@
+"""Whole steps with reward functions that misbehave, on both back ends: nothing lost, swapped or learned wrongly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_scorer_process import CAUSES, HOOK
+
+from areno.api import PromptItem
+from areno.materialize import LocalMaterializer, RolloutBatch, ScoringOptions
+from areno.materialize.materializer import MaterializedBatch
+
+BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest, tokenizer: Any) -> Iterator[Callable[..., Any]]:
+    made: list[Any] = []
+
+    def start(backend: str, reward: Any, **options: Any) -> Any:
+        if backend == "local":
+            made.append(LocalMaterializer(tokenizer, reward, **options))
+        else:
+            request.getfixturevalue("ray_session")
+            from ray_workers import RayMaterializer
+
+            made.append(RayMaterializer(tokenizer, reward, num_workers=2, shards_per_worker=2, **options))
+        return made[-1]
+
+    yield start
+    for materializer in made:
+        materializer.close()
+
+
+def step(
+    groups: int, samples: int, behaviours: dict[tuple[int, int], str], seed: int = 0
+) -> tuple[RolloutBatch, list[PromptItem]]:
+    """A step whose samples behave as told; `behaviours` by (prompt index, sample index)."""
+    rng = np.random.default_rng(seed)
+    rows = [[rng.integers(1, 500, size=4) for _ in range(samples)] for _ in range(groups)]
+    rollout = RolloutBatch.from_rows([[7]] * groups, rows, [[np.full(4, -1.0)] * samples] * groups)
+    items = [
+        PromptItem(f"p{g}", [], [7], {"what": {i: what for (h, i), what in behaviours.items() if h == g}})
+        for g in range(groups)
+    ]
+    return rollout, items
+
+
+def check(
+    batch: MaterializedBatch, clean: MaterializedBatch, behaviours: dict[tuple[int, int], str], samples: int
+) -> None:
+    """As the clean run wherever nothing was told to fail; the others named, left out of baseline and loss."""
+    failed = {(f.prompt_index, f.sample_index): f.cause for f in batch.failures}
+    assert failed == {place: CAUSES[what] for place, what in behaviours.items()}
+    bad = np.zeros(clean.num_rows, dtype=bool)
+    bad[[g * samples + i for g, i in behaviours]] = True
+    np.testing.assert_array_equal(batch.scored, ~bad)
+    np.testing.assert_array_equal(batch.rewards[~bad], clean.rewards[~bad])
+    from areno.api import compute_batch_group_advantages
+
+    expected = compute_batch_group_advantages(clean.rewards, clean.group_sizes, mask=~bad)
+    np.testing.assert_array_equal(batch.advantages, expected)
+    assert (batch.learnable_tokens[bad] == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("what", ["sleep", "c_sleep"])
+def test_one_of_64_hangs(make: Any, reward_file: Any, backend: str, what: str) -> None:
+    materializer = make(backend, reward_file(HOOK), scoring=ScoringOptions(on_error="skip", timeout_s=2.0))
+    behaviours = {(5, 3): what}
+    clean = materializer.materialize(*step(8, 8, {}))
+    began = time.monotonic()
+    batch = materializer.materialize(*step(8, 8, behaviours))
+    assert time.monotonic() - began < 2.0 + 5
+    check(batch, clean, behaviours, 8)
+    began = time.monotonic()
+    again = materializer.materialize(*step(8, 8, {}))
+    assert time.monotonic() - began < 1.5
+    np.testing.assert_array_equal(again.rewards, clean.rewards)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forty_bad_samples_in_a_thousand(make: Any, reward_file: Any, backend: str) -> None:
+    scoring = ScoringOptions(on_error="skip", timeout_s=0.5, retries=0)
+    materializer = make(backend, reward_file(HOOK), scoring=scoring)
+    for number in range(5):
+        rng = np.random.default_rng(number)
+        places = [(int(p) // 8, int(p) % 8) for p in rng.permutation(200)[:8]]
+        behaviours = dict(zip(places, ["sleep"] * 4 + ["segv"] * 2 + ["raise"] * 2, strict=True))
+        clean = materializer.materialize(*step(25, 8, {}, seed=number))
+        check(materializer.materialize(*step(25, 8, behaviours, seed=number)), clean, behaviours, 8)
+        # The scorer and its spare, of each materialize worker; one may be on its way between fork and exec.
+        expected = 2 if backend == "local" else 4
+        deadline = time.monotonic() + 5
+        while scorer_processes() != expected and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert scorer_processes() == expected
+
+
+def scorer_processes() -> int:
+    """Scorer processes on this machine that were started from this test run's code."""
+    count = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            except OSError:
+                continue
+            if b"areno.materialize.scorer_child import main" in command and state != "Z" and parent != "1":
+                count += 1
+    return count
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("isolate", [False, True])
+def test_actors_killed_at_random_change_nothing(make: Any, reward_file: Any, isolate: bool) -> None:
+    slow = "import time\ndef reward_fn(r):\n    time.sleep(0.02)\n    return r.tokens[-1] / 7\n"
+    materializer = make("ray", reward_file(slow), scoring=ScoringOptions(isolate=isolate))
+    clean = materializer.materialize(*step(16, 4, {}))
+    kills, stop = [], threading.Event()
+
+    def killer() -> None:
+        import ray
+
+        rng = np.random.default_rng(0)
+        while not stop.wait(float(rng.uniform(0.2, 0.8))) and len(kills) < 10:
+            actor = materializer._actors[int(rng.integers(2))]
+            try:
+                pid = ray.get(actor.ready.remote(), timeout=20)
+                os.kill(pid, signal.SIGKILL)
+            except (ray.exceptions.RayError, ProcessLookupError):
+                continue
+            kills.append(pid)
+
+    materializer._queue._max_tries = 1000  # the kills have nothing to do with the shards they hit
+    thread = threading.Thread(target=killer)
+    thread.start()
+    steps = 0
+    while thread.is_alive() or steps < 2:
+        batch = materializer.materialize(*step(16, 4, {}))
+        steps += 1
+        assert batch.rewards.tobytes() == clean.rewards.tobytes()
+        assert batch.advantages.tobytes() == clean.advantages.tobytes()
+        assert [p["input_ids"].tolist() for p in batch.train_packs(8)] == [
+            p["input_ids"].tolist() for p in clean.train_packs(8)
+        ]
+    stop.set()
+    thread.join()
+    assert len(kills) == 10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_math_verify_with_its_own_timeouts(make: Any, backend: str) -> None:
+    pytest.importorskip("math_verify")
+    example = Path(__file__).parent.parent / "examples/math/math_verify_reward.py"
+    rollout = RolloutBatch.from_rows([[1]] * 2, [[[10], [11]]] * 2, [[[-1.0], [-1.0]]] * 2)
+    items = [PromptItem("What is 6 times 7?", ["42"], [1], {}), PromptItem("A half?", [r"\frac{1}{2}"], [1], {})]
+    for timeout_s in (None, 20.0):
+        batch = make(backend, example, scoring=ScoringOptions(timeout_s=timeout_s)).materialize(rollout, items)
+        assert batch.rewards.tolist() == [0.0] * 4
+        assert not batch.failures
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_copy_of_the_file_in_each_process(make: Any, reward_file: Any, backend: str) -> None:
+    path = reward_file(
+        "import os\ncache = {}\nclass Gold:\n    pass\ndef reward_fn(r):\n    cache.setdefault('made', Gold())\n"
+        "    assert type(cache['made']) is Gold\n    return float(os.getpid())\n"
+    )
+    batch = make(backend, path).materialize(*step(8, 4, {}))
+    assert len(set(batch.rewards)) <= 2
+    assert (set(batch.rewards) == {float(os.getpid())}) == (backend == "local")
