@@ -6,7 +6,6 @@ source scripts/venv.sh
 backend=(--materialize-backend local)
 install_venv ""
 
-export OMP_NUM_THREADS=1 # matrices this small gain nothing from a second thread
 run=runs/demo
 rm -rf "$run"
 .venv/bin/python scripts/make_tiny_model.py --out models/tiny
@@ -14,6 +13,7 @@ rm -rf "$run"
 .venv/bin/areno train --algo grpo --ckpt models/tiny --device cpu "${backend[@]}" \
     --dataset-path "$run/problems.jsonl" --reward-fn-path examples/arithmetic/reward.py \
     --batch-size 16 --n-samples 8 --max-new-tokens 16 --max-steps 80 \
+    --rollout-rows 128 --mini-bs 128 --no-activation-checkpointing \
     --lr 3e-4 --lr-warmup-steps 10 --lr-decay-style constant \
     --log-completions 2 --save-path "$run/checkpoints" --metrics-log-dir "$run/metrics"
 .venv/bin/python scripts/reward_curve.py "$run/metrics/metrics.jsonl" --must-gain 0.3

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).resolve().parents[1]
-SUITES = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if "\ndef run(" in p.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

@@ -1,102 +1,56 @@
-"""The versions of AReno that ours is measured against, and processes in which one side runs its part in turn."""
+"""AReno's own releases, 0.0.3 (before) and 0.10.0 (after its own optimization), to be measured beside this project.
+
+They are not dependencies: their source archives are unpacked in `.peers/` and imported in a process of its own. Their
+CPU path imports without CUDA.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benches.case import SCRIPTS
 
+VERSIONS = ("0.0.3", "0.10.0")
 FOLDER = SCRIPTS.parent / ".peers"
 
-BEFORE, AFTER = "areno 0.0.3", "areno 0.10.0"
-"""AReno with per-token lists, and after its own optimization of this step."""
 
-PEERS = (BEFORE, AFTER)
-
-
-def prepare(peer: str) -> Path:
-    """The folder with the peer's sources, unpacked from the package index's archive unless that was done before.
+def peer_path(version: str) -> Path:
+    """The unpacked source folder of one release, fetched the first time.
 
     Raises:
-        SystemExit: pip cannot download it.
+        subprocess.CalledProcessError: pip cannot fetch it.
     """
-    name = peer.replace(" ", "-")
-    folder = FOLDER / name
-    if folder.is_dir():
-        return folder
-    FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
-        # The archive is enough: its dependencies, CUDA among them, are not needed on the CPU path.
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary"]
-        if subprocess.run([*pip, ":all:", "--dest", scratch, peer.replace(" ", "==")], check=False).returncode != 0:
-            sys.exit(f"pip cannot download {peer}: check that a package index can be reached.")
-        with tarfile.open(next(Path(scratch).glob("*.tar.gz"))) as archive:
-            archive.extractall(scratch, filter="data")
-        Path(scratch, name).rename(folder)
+    folder = FOLDER / f"areno-{version}"
+    if not folder.exists():
+        FOLDER.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=FOLDER) as download:
+            wanted = ["--no-deps", "--no-binary", "areno", f"areno=={version}", "--dest", download]
+            subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *wanted], check=True)
+            with tarfile.open(next(Path(download).glob("*.tar.gz"))) as archive:
+                archive.extractall(download, filter="data")
+            Path(download, folder.name).rename(folder)  # last: an interrupted fetch is fetched again
     return folder
 
 
-class Side:
-    """One side of a comparison in a process of its own (`benches.side`), told what to do a line at a time.
+def in_peer(version: str, code: str, *args: object) -> Any:
+    """Run Python `code` in a process where `import areno` is that release. Returns the JSON on its last printed line.
 
-    Args:
-        who: "ours" or one of PEERS.
-        cores: CPU cores that it may use; None leaves it all.
+    The working directory comes first on the path of `python -c`, before this project's editable install.
     """
-
-    def __init__(self, who: str, cores: int | None = None) -> None:
-        folder = str(SCRIPTS.parent) if who == "ours" else str(prepare(who))
-        env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        if cores is not None:
-            env |= {"OMP_NUM_THREADS": str(cores), "RAYON_NUM_THREADS": str(cores)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benches.side", who, folder, str(cores or 0)],
-            cwd=SCRIPTS,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-
-    def ask(self, command: str, **arguments: Any) -> Any:
-        """What the method of that name of the side's contender returns.
-
-        Raises:
-            RuntimeError: the process has ended; its traceback is on stderr.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([command, arguments]) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"a side ended with exit code {self._process.wait()} at {command}.")
-        return json.loads(answer)
-
-    def __enter__(self) -> Side:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+    command = [sys.executable, "-c", code, *map(str, args)]
+    done = subprocess.run(
+        command, cwd=peer_path(version), stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-@contextmanager
-def sides(names: tuple[str, ...] = ("ours", *PEERS), cores: int | None = 1) -> Iterator[dict[str, Side]]:
-    """A process per side, ended at the end."""
-    with ExitStack() as stack:
-        yield {name: stack.enter_context(Side(name, cores)) for name in names}
+if __name__ == "__main__":
+    for version in VERSIONS:
+        where = in_peer(version, "import areno, json; print(json.dumps(areno.__file__))")
+        print(f"areno {version}: {where}")
