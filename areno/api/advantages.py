@@ -6,6 +6,7 @@ Axes: N completions, G groups, K kept completions (those that `mask` leaves in).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,10 @@ Baseline = Literal["mean", "leave-one-out"]
 # Squares of larger rewards may overflow float64: such a batch is first scaled down by an exact power of two.
 _SQUARABLE = 2.0**480
 _SCALE_DOWN = 2.0**-560
+
+# Summing n equal numbers and dividing by n is off by less than n times this, relative to them. A group with a larger
+# deviation is not constant, and need not be looked at again.
+_ROUNDING = 2.0**-51
 
 
 def compute_batch_group_advantages(
@@ -51,10 +56,10 @@ def compute_batch_group_advantages(
     """
     rewards_N = as_float64(rewards)
     sizes_G = np.asarray(group_sizes, dtype=np.int64)
-    if (sizes_G.size and int(sizes_G.min()) < 0) or int(sizes_G.sum()) != rewards_N.size:
+    total = int(np.add.reduce(sizes_G))
+    if total != rewards_N.size or (sizes_G.size and int(np.minimum.reduce(sizes_G)) < 0):
         raise ValueError(
-            f"{rewards_N.size} rewards but group sizes add up to {int(sizes_G.sum())}: "
-            f"{rewards_N.size - int(sizes_G.sum()):+d} rewards are left over."
+            f"{rewards_N.size} rewards but group sizes add up to {total}: {rewards_N.size - total:+d} rewards are left over."
         )
     keep_N = None if mask is None else np.asarray(mask, dtype=np.bool_)
     if keep_N is None or keep_N.all():
@@ -97,41 +102,42 @@ def as_float64(values: Any) -> Float64:
 def _advantages(
     rewards_K: Float64, sizes_G: npt.NDArray[np.int64], eps: float, scale: Scale, baseline: Baseline
 ) -> Float64:
-    sizes = sizes_G[sizes_G > 0]
+    sizes = sizes_G if sizes_G.all() else sizes_G[sizes_G > 0]
     if sizes.size == 0:
         return np.zeros(0)
-    starts = np.cumsum(sizes) - sizes
-    low = np.minimum.reduceat(rewards_K, starts)
-    high = np.maximum.reduceat(rewards_K, starts)
-    largest = max(-float(low.min()), float(high.max()))
-    if not np.isfinite(largest):
+    starts = np.add.accumulate(sizes) - sizes
+    largest = float(np.maximum.reduce(np.abs(rewards_K)))
+    if not math.isfinite(largest):
         raise ValueError(f"reward {int(np.argmin(np.isfinite(rewards_K)))} is not finite.")
     if largest > _SQUARABLE:
         rewards_K, eps = rewards_K * _SCALE_DOWN, eps * _SCALE_DOWN
-    centred_K, others_std_K = _centre(rewards_K, sizes, starts, baseline)
+    if baseline == "leave-one-out":
+        centred_K, others_std_K = _leave_one_out(rewards_K, sizes, starts)
+    else:
+        mean = np.add.reduceat(rewards_K, starts) / sizes
+        centred_K = rewards_K - mean.repeat(sizes)
     if scale == "none":
         advantages_K = centred_K if largest <= _SQUARABLE else centred_K / _SCALE_DOWN
     elif scale == "batch":
         advantages_K = centred_K / (float(rewards_K.std()) + eps)
-    elif baseline == "mean":
-        std = np.sqrt(np.add.reduceat(centred_K * centred_K, starts) / sizes)
-        advantages_K = centred_K / np.repeat(std + eps, sizes)
-    else:
+    elif baseline == "leave-one-out":
         advantages_K = centred_K / np.where(others_std_K > 0, others_std_K + eps, 1.0)
+    else:
+        std = np.sqrt(np.add.reduceat(centred_K * centred_K, starts) / sizes)
+        advantages_K = centred_K / (std + eps).repeat(sizes)
+        if not np.logical_or.reduce(std <= np.abs(mean) * (_ROUNDING * sizes)):
+            return advantages_K
     # Rounding may leave a mean a hair beside a constant: equality of the rewards decides, not a small deviation.
-    constant = low == high
+    constant = np.minimum.reduceat(rewards_K, starts) == np.maximum.reduceat(rewards_K, starts)
     if constant.any():
-        advantages_K[np.repeat(constant, sizes)] = 0.0
+        advantages_K[constant.repeat(sizes)] = 0.0
     return advantages_K
 
 
-def _centre(
-    rewards_K: Float64, sizes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], baseline: Baseline
+def _leave_one_out(
+    rewards_K: Float64, sizes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]
 ) -> tuple[Float64, Float64]:
-    """Rewards minus baseline, and for leave-one-out the deviation of the others (exactly 0 where they are all equal)."""
-    if baseline == "mean":
-        mean = np.add.reduceat(rewards_K, starts) / sizes
-        return rewards_K - np.repeat(mean, sizes), np.zeros(0)
+    """Rewards minus the mean of the others, and the deviation of the others (exactly 0 where they are all equal)."""
     centred_K = np.empty_like(rewards_K)
     others_std_K = np.zeros_like(rewards_K)
     for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):

@@ -81,7 +81,7 @@ class ByteTable:
     """The bytes of every token of a byte-level BPE vocabulary, in one buffer.
 
     bytes_Y     uint8 [Y]    all tokens' bytes, concatenated
-    starts_V1   int32 [V+1]  token v is bytes_Y[s[v]:s[v]+lens_V1[v]]; entry V stands for every id the vocabulary lacks
+    starts_V1   int32 [V+1]  token v is bytes_Y[s[v]:s[v]+lens_V1[v]]; the empty entry V is every id it lacks
     lens_V1     int32 [V+1]
     """
 
@@ -120,21 +120,34 @@ class ByteTable:
     def _decode_block(self, tokens_T: npt.NDArray[np.int32], starts: list[int], stops: list[int]) -> list[str]:
         """Decode neighbouring rows with one gather over the tokens from the first row's start to the last one's stop."""
         base = starts[0]
-        ids = np.minimum(tokens_T[base : stops[-1]], self.lens_V1.size - 1)
-        lens = self.lens_V1[ids]
-        ends = np.cumsum(lens, dtype=np.int32)
-        total = int(ends[-1]) if ends.size else 0
-        # Byte j of the output comes from: start of its token + (j - where its token begins in the output).
-        source = np.repeat(self.starts_V1[ids] - (ends - lens), lens)
-        source += np.arange(total, dtype=np.int32)
-        text = memoryview(self.bytes_Y[source])
-        edges = np.concatenate([np.zeros(1, dtype=np.int32), ends])
+        ids = tokens_T[base : stops[-1]]
+        lens = self.lens_V1.take(ids, mode="clip")
+        ends = np.cumsum(lens, dtype=np.int64)
+        text = self._join(ids, lens, ends).data
+        edges = np.concatenate([np.zeros(1, dtype=np.int64), ends])
         return [
             str(text[a:b], "utf-8", "replace")
             for a, b in zip(
                 edges[np.array(starts) - base].tolist(), edges[np.array(stops) - base].tolist(), strict=True
             )
         ]
+
+    def _join(self, ids: npt.NDArray[np.int32], lens: npt.NDArray[np.int32], ends: Int64) -> npt.NDArray[np.uint8]:
+        """uint8: the bytes of these tokens end to end; `lens` are their lengths and `ends` the running sum of them."""
+        if not lens.all():
+            filled = lens > 0
+            ids, lens, ends = ids[filled], lens[filled], ends[filled]
+        if ids.size == 0:
+            return np.zeros(0, dtype=np.uint8)
+        # Where each byte is read from: one step on within a token, and a jump where the next token begins. Summing
+        # steps costs less than repeating a start for every byte.
+        starts = self.starts_V1.take(ids, mode="clip")
+        source = np.ones(int(ends[-1]), dtype=np.int32)
+        source[0] = starts[0]
+        source[ends[:-1]] = starts[1:] - (starts + lens)[:-1] + 1
+        np.cumsum(source, dtype=np.int32, out=source)
+        # All positions are in range; `clip` only spares numpy's check of each.
+        return self.bytes_Y.take(source, mode="clip")
 
     def _agrees_with(self, backend: Any, added: list[int], skip_special: bool) -> bool:
         """Compare with the library on random rows, added tokens mixed in: a guard against kinds not thought of."""
