@@ -29,6 +29,11 @@ def one_line(error: Any) -> str:
     return " ".join(str(error).split("\ntraceback:")[0].split())[:300]
 
 
+def span_of(noun: str, start: int, stop: int) -> str:
+    """Words for the numbers from `start` to `stop` - 1."""
+    return f"{noun} {start}" if stop - start == 1 else f"{noun}s {start} to {stop - 1}"
+
+
 def get_all(refs: Sequence[Any], timeout_s: float, what: str) -> list[Any]:
     """Results of several first calls of actors, which must all come.
 

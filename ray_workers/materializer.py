@@ -29,7 +29,7 @@ from areno.materialize.reward_hook import RewardSource
 from areno.materialize.rollout_batch import RolloutBatch
 from areno.materialize.scoring import ScoringOptions
 from areno.materialize.shard import DEFAULT_SCORING, Reward, ShardOptions, ShardSummary
-from ray_workers.calls import get_all, plain_error
+from ray_workers.calls import get_all, plain_error, span_of
 from ray_workers.chunk import ChunkInfo
 from ray_workers.cluster import Cluster, check_free, demand_of, share_of
 from ray_workers.materialize_actor import MaterializeWorker, ShardOrder, light
@@ -168,7 +168,7 @@ class RayMaterializer:
                 first_group + start,
                 max(self._num_texts - int(rows_G1[start]), 0),
             )
-            name = f"step {self._step} prompts {first_group + start}-{first_group + stop - 1}"
+            name = f"step {self._step}, {span_of('prompt', first_group + start, first_group + stop)}"
             self._queue.add(Shard(first_group + start, stop - start, _Work(chunk, order, name)))
         self.advance(timeout_s=0)
 

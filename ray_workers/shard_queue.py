@@ -1,4 +1,4 @@
-"""Which shard goes to which actor, and what is still out: the bookkeeping of `RayMaterializer`, without Ray.
+"""Which shard goes to which actor, and what is still out: the bookkeeping of `RayMaterializer`.
 
 Work goes to whoever is free. Each actor has one shard waiting behind the one it works on, so that it never idles for the
 time of a round trip to the driver.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from areno.errors import RunError
+from ray_workers.calls import span_of
 
 Payload = TypeVar("Payload")
 
@@ -64,11 +65,8 @@ class ShardQueue(Generic[Payload]):
         self._running[worker] -= 1
         tries = shard.tries + guilty
         if tries >= self._max_tries:
-            last = shard.first_group + shard.num_groups - 1
-            raise RunError(
-                f"the materialize worker died {tries} times on prompts {shard.first_group} to {last} ({cause}): their "
-                "reward calls kill the process."
-            )
+            prompts = span_of("prompt", shard.first_group, shard.first_group + shard.num_groups)
+            raise RunError(f"the materialize worker died {tries} times on {prompts} ({cause}): reward calls kill it.")
         self._pending.appendleft(Shard(shard.first_group, shard.num_groups, shard.payload, tries))
 
     def drop_after(self, first_group: int) -> None:

@@ -13,7 +13,7 @@ from areno.config import RunConfig
 from areno.executor import TrainReport
 from areno.materialize.pack import FlatPack
 from areno.materialize.rollout_batch import RolloutBatch
-from ray_workers.calls import get_all, get_each
+from ray_workers.calls import get_all, get_each, span_of
 from ray_workers.chunk import ChunkInfo
 from ray_workers.cluster import check_free, demand_of
 from ray_workers.train_job import WorkerOrder
@@ -59,7 +59,7 @@ class TrainGroup:
     ) -> tuple[ray.ObjectRef[RolloutBatch], ray.ObjectRef[ChunkInfo]]:
         """Have one worker sample a chunk. Its tokens stay in the object store."""
         call = self._actors[worker].rollout.options(
-            num_returns=2, name=f"rollout step {step} prompts {indices[0]}-{indices[-1]}"
+            num_returns=2, name=f"rollout step {step}, {span_of('prompt', indices[0], indices[-1] + 1)}"
         )
         chunk, info = call.remote(prompts, indices, params, step)
         return chunk, info

@@ -9,7 +9,7 @@ from importlib import import_module
 import click
 
 from areno import __version__
-from areno.cli.ending import Terminated, clean_up_on_sigterm
+from areno.cli.ending import clean_up_on_sigterm, was_terminated
 from areno.cli.options import HELP
 from areno.errors import ArenoError, UsageError
 
@@ -67,8 +67,8 @@ def main(args: list[str] | None = None) -> None:
         if exc.details:
             click.echo(exc.details.rstrip(), err=True)
         _fail(str(exc), 2 if isinstance(exc, UsageError) else 1)
-    except click.Abort as exc:
-        if isinstance(exc.__cause__, Terminated):
+    except click.Abort:
+        if was_terminated():
             _fail("terminated", 143)
         _fail("interrupted", 130)
 
