@@ -53,7 +53,7 @@ def padded_pack(rows: Sequence[TrainRow], *, pad_id: int) -> TrainPack:
     logprobs_BL = np.zeros(shape, dtype=np.float32)
     advantages_BL = np.zeros(shape, dtype=np.float32)
     masked = any(row.loss_mask_L is not None for row in rows)
-    loss_mask_BL = np.zeros(shape, dtype=np.bool_)
+    loss_mask_BL = np.zeros(shape if masked else 0, dtype=np.bool_)
     for b, row in enumerate(rows):
         n = row.tokens_L.size
         input_ids_BL[b, :n] = row.tokens_L
@@ -87,49 +87,60 @@ def packed_pack(rows: Sequence[TrainRow]) -> TrainPack:
         train_max_seqlen int; packed_num_sequences int = B; packed_response_mask bool [A], packed_seq_ids int64 [A],
         packed_advantages, packed_logprobs float32 [A] at the positions of `sites.predicted_positions`.
     """
-    lens_B = [row.tokens_L.size for row in rows]
-    num_tokens, longest = sum(lens_B), max(lens_B, default=0)
-    num_sites = num_tokens - sum(1 for n in lens_B if n)
+    lens_B = np.array([row.tokens_L.size for row in rows], dtype=np.int64)
+    longest = int(lens_B.max(initial=0))
     cu_seqlens_B1 = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(lens_B, out=cu_seqlens_B1[1:])
-    input_ids_S = np.empty(num_tokens, dtype=np.int64)
-    position_ids_S = np.empty(num_tokens, dtype=np.int64)
-    mask_A = np.zeros(num_sites, dtype=np.bool_)
-    seq_ids_A = np.empty(num_sites, dtype=np.int64)
-    advantages_A = np.zeros(num_sites, dtype=np.float32)
-    logprobs_A = np.empty(num_sites, dtype=np.float32)
+    # The first token of a row is predicted by no site: every per-site value is that of a token from 1 on.
+    sites_B = np.maximum(lens_B - 1, 0)
     ramp = np.arange(longest, dtype=np.int64)
-    start = site = 0
-    for b, row in enumerate(rows):
-        n = lens_B[b]
-        if n == 0:
-            continue
-        stop = site + n - 1
-        input_ids_S[start : start + n] = row.tokens_L
-        position_ids_S[start : start + n] = ramp[:n]
-        seq_ids_A[site:stop] = b
-        # The first token of a row is predicted by no site: every per-token value below is read from 1 on.
-        logprobs_A[site:stop] = row.logprobs_L[1:]
-        if isinstance(row.prompt, int):
-            first = max(row.prompt, 1)
-            response = slice(site + first - 1, stop)
-            advantages_A[response] = _tail(row.advantage, first)
-            mask_A[response] = True if row.loss_mask_L is None else row.loss_mask_L[first:]
-        else:
-            advantages_A[site:stop] = np.where(row.prompt, 0.0, row.advantage)[1:]
-            mask_A[site:stop] = ~row.prompt[1:] if row.loss_mask_L is None else (~row.prompt & row.loss_mask_L)[1:]
-        start, site = start + n, stop
+    mask_A, advantages_A = _site_values(rows, sites_B)
     return {
-        "input_ids": torch.from_numpy(input_ids_S).unsqueeze(0),
-        "position_ids": torch.from_numpy(position_ids_S).unsqueeze(0),
+        "input_ids": torch.from_numpy(_concat([row.tokens_L for row in rows], np.int64)).unsqueeze(0),
+        "position_ids": torch.from_numpy(_concat([ramp[:n] for n in lens_B.tolist()], np.int64)).unsqueeze(0),
         "train_cu_seqlens": torch.from_numpy(cu_seqlens_B1),
         "train_max_seqlen": longest,
         "packed_num_sequences": len(rows),
         "packed_response_mask": torch.from_numpy(mask_A),
-        "packed_seq_ids": torch.from_numpy(seq_ids_A),
+        "packed_seq_ids": torch.from_numpy(np.arange(len(rows)).repeat(sites_B)),
         "packed_advantages": torch.from_numpy(advantages_A),
-        "packed_logprobs": torch.from_numpy(logprobs_A),
+        "packed_logprobs": torch.from_numpy(_concat([row.logprobs_L[1:] for row in rows], np.float32)),
     }
+
+
+def _site_values(
+    rows: Sequence[TrainRow], sites_B: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
+    """bool [A] and float32 [A]: which sites predict a token to learn from, and the advantage of each."""
+    prompts_B = np.array([row.prompt if isinstance(row.prompt, int) else 0 for row in rows], dtype=np.int64)
+    scalars_B = [0.0 if isinstance(row.advantage, np.ndarray) else row.advantage for row in rows]
+    # Each row has a run of sites that predict the prompt and one of those that predict the response.
+    runs_B2 = np.empty((len(rows), 2), dtype=np.int64)
+    runs_B2[:, 0] = np.clip(prompts_B - 1, 0, sites_B)
+    runs_B2[:, 1] = sites_B - runs_B2[:, 0]
+    advantages_B2 = np.zeros((len(rows), 2), dtype=np.float32)
+    advantages_B2[:, 1] = scalars_B
+    advantages_A = advantages_B2.reshape(-1).repeat(runs_B2.reshape(-1))
+    mask_A = np.tile([False, True], len(rows)).repeat(runs_B2.reshape(-1))
+    stop = 0
+    for row, sites in zip(rows, sites_B.tolist(), strict=True):
+        start, stop = stop, stop + sites
+        if not isinstance(row.prompt, int):
+            advantages_A[start:stop] = np.where(row.prompt, 0.0, row.advantage)[1:]
+            mask_A[start:stop] = ~row.prompt[1:]
+        elif isinstance(row.advantage, np.ndarray):
+            first = max(row.prompt, 1)
+            advantages_A[start + first - 1 : stop] = row.advantage[first:]
+        if row.loss_mask_L is not None:
+            mask_A[start:stop] &= row.loss_mask_L[1:]
+    return mask_A, advantages_A
+
+
+def _concat(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    """The parts end to end, converted while they are copied."""
+    if not parts:
+        return np.zeros(0, dtype=dtype)
+    return np.concatenate(parts, dtype=dtype, casting="unsafe")
 
 
 def make_train_pack(sequences: Sequence[TrainSequence], layout: Layout = "padded") -> TrainPack:

@@ -41,12 +41,12 @@ class FlatPack:
 
     def row(self, i: int, advantage: float, *, learn: bool = True) -> TrainRow:
         """Row i as views. With `learn=False` (its reward is missing) no token of it is trained on."""
-        span = slice(int(self.offsets_N1[i]), int(self.offsets_N1[i + 1]))
+        span = slice(self.offsets_N1.item(i), self.offsets_N1.item(i + 1))
         loss_mask_L = None if self.loss_mask_S is None else self.loss_mask_S[span]
         if not learn:
             loss_mask_L = np.zeros(span.stop - span.start, dtype=np.bool_)
         return TrainRow(
-            self.input_ids_S[span], self.logprobs_S[span], int(self.prompt_lens_N[i]), advantage, loss_mask_L
+            self.input_ids_S[span], self.logprobs_S[span], self.prompt_lens_N.item(i), advantage, loss_mask_L
         )
 
 
