@@ -40,7 +40,7 @@ class RewardRecord:
     answer               the data set row's solutions (list of str) or None
     tokens               prompt and response ids; logprobs and loss_mask have one entry each (0.0 and False on the prompt)
     source_record        the data set row
-    metadata             prompt_index, sample_index, step
+    metadata             prompt_index and sample_index, the places in the step's batch
     messages, trace, tool_calls, tool_results: empty unless the rollout had turns
 
     `tokens`, `logprobs`, `loss_mask`, `answer` and `source_record` are made on first reading and belong to this record
