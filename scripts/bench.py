@@ -17,8 +17,9 @@ import json
 import sys
 from pathlib import Path
 
-from benches.case import SCRIPTS, SUITES, table
+from benches.case import SCRIPTS, table
 
+SUITES = ("micro", "tokens", "ray", "driver", "memory", "reward", "simulate", "trl")
 RESULTS = SCRIPTS.parent / "build" / "bench"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from benches.case import Case, compare, take_turns
 from benches.inputs import Size, write_rollout
-from benches.peers import PEERS, Side, sides
+from benches.sides import PEERS, Side, sides
 
 PACK = Size(16, 4, 2048, 52_000 - 64 * 120)  # 64 rows, 52k tokens with their prompts of 120
 STATISTICS = Size(32, 8, 8192, 1_000_000)

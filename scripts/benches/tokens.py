@@ -8,7 +8,7 @@ import tempfile
 from benches.case import Case, compare, take_turns
 from benches.inputs import TOKENIZERS, Size, size_of, write_rollout
 from benches.micro import same_tensors
-from benches.peers import PEERS, Side, sides
+from benches.sides import PEERS, Side, sides
 
 # The largest step takes a peer seconds and gigabytes: on one core and one tokenizer.
 SMALL, LARGE = ("25k", "100k", "800k", "1M"), "8M"

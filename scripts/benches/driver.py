@@ -1,0 +1,82 @@
+"""CPU time of the driver for one step over Ray, whatever the tokens: all of its threads, Ray's own among them.
+
+The rollout lies in the object store, put there by another process, as in a run. Counted is handing it to the actors,
+gathering their summaries, the advantages and the dispatch plan for eight train workers.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from areno.materialize.plan import plan_dispatch
+from benches.case import Case, compare
+from benches.inputs import Size, load_tokenizer, prompt_items, write_rollout
+from benches.ray import TRIVIAL
+from benches.ray_session import Sampler, materializer, ray_session, submit_all
+from benches.sides import AFTER, Side
+
+TRAIN_WORKERS = 8
+CHUNKS = 8
+
+# 32 groups of 8, from 390 to 31,250 tokens a completion
+SIZES = {"100k": 100_000, "800k": 800_000, "4M": 4_000_000, "8M": 8_000_000}
+PEER_UP_TO = 800_000
+
+
+def run(rounds: int, quick: bool) -> list[Case]:
+    names = list(SIZES)[:2] if quick else list(SIZES)
+    sizes = {name: Size(32, 8, 1 << 16, SIZES[name]) for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: write_rollout(folder, size, "deepseek") for name, size in sizes.items()}
+        ours = driver_times(folder, paths, 3 * rounds)
+        theirs = peer_times({n: p for n, p in paths.items() if SIZES[n] <= PEER_UP_TO}, rounds)
+    cases = []
+    for name, size in sizes.items():
+        cpu = [1e3 * turn[0] for turn in ours[name]]
+        wall = statistics.median(turn[1] for turn in ours[name])
+        note = f"CPU ms of the driver process; wall {1e3 * wall:.1f} ms; {CHUNKS} chunks on 2 actors"
+        peer = (AFTER, theirs[name]) if name in theirs else (None, None)
+        cases.append(compare("driver", name, size.tokens, size.completions, cpu, *peer, note=note))
+    return cases
+
+
+def driver_times(folder: str, paths: dict[str, str], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of CPU and wall time per step."""
+    reward = Path(folder, "trivial.py")
+    reward.write_text(TRIVIAL)
+    items = prompt_items(32)
+    with (
+        ray_session() as ray,
+        materializer(load_tokenizer("deepseek"), str(reward), 2) as there,
+    ):
+        found = {}
+        for name, path in paths.items():
+            sampler = ray.remote(Sampler).options(num_cpus=1).remote(path)
+            turns = [one_step(ray, there, sampler, items) for _ in range(rounds + 3)]
+            found[name] = turns[3:]
+            ray.kill(sampler)
+        return found
+
+
+def one_step(ray: Any, there: Any, sampler: Any, items: list[Any]) -> tuple[float, float]:
+    sampled = ray.get(sampler.sample.remote(CHUNKS))
+    wall, cpu = time.perf_counter(), time.process_time()
+    submit_all(there, sampled, items)
+    batch = there.gather()
+    plan_dispatch(batch.row_lens, batch.learnable_tokens, world_size=TRAIN_WORKERS, mini_bs=4)
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def peer_times(paths: dict[str, str], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of CPU time of the peer's step, all of which runs on its driver."""
+    with Side(AFTER, cores=1) as side:
+        found = {}
+        for name, path in paths.items():
+            side.ask("load", path=path, tokenizer="deepseek")
+            side.ask("time")
+            found[name] = [1e3 * side.ask("time")["cpu"] for _ in range(rounds)]
+        return found
