@@ -10,7 +10,7 @@ install_venv() {
         return 1
     fi
     [ -x .venv/bin/python ] || "${PYTHON:-python3}" -m venv .venv
-    echo "Installing $target into .venv"
+    echo "Installing $target into .venv (a minute or two after the downloads)"
     .venv/bin/python -m pip install --quiet --upgrade pip
     .venv/bin/python -m pip install --quiet --prefer-binary --editable "$target" --constraint constraints.txt
     touch "$stamp"
