@@ -216,8 +216,10 @@ def test_100_steps_leave_the_store_as_it_was(start: Any) -> None:
     used = script(start, "store_usage.py")
     assert used["pack_mb"] > 19
     assert used["spilled"] is False
-    assert max(used["mb"][10:]) <= max(used["mb"][:10])
-    assert max(used["mb"]) < 150
+    # How much of a step is freed already when it is looked at varies; a leak of one pack a step would fill the store.
+    early, late = sum(used["mb"][10:40]) / 30, sum(used["mb"][70:]) / 30
+    assert late < early + 5
+    assert max(used["mb"]) < 120
 
 
 def test_two_nodes(start: Any, inputs: dict[str, str], tmp_path: Path) -> None:
@@ -226,6 +228,7 @@ def test_two_nodes(start: Any, inputs: dict[str, str], tmp_path: Path) -> None:
     assert found["trained_on"] == ["train", "train"]
     assert found["digests"] == 1
     assert found["loss_is_finite"]
+    assert (found["left"], found["nodes_after"], found["actors_after"]) == (False, 2, [])
 
 
 def can_mount() -> bool:

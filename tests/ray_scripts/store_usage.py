@@ -1,4 +1,5 @@
-"""100 steps of 20 MB packs in a store of 300 MB; prints how full it was after each, and whether anything was spilled."""
+"""100 steps of 20 MB packs in a store of 300 MB, all actors on one CPU; prints how full the store was after each step, and
+whether anything was spilled."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from ray._private.internal_api import memory_summary
 from ray_support import items_of
 
 from areno.materialize import RolloutBatch
+from areno.materialize.pack import FlatPack
 from ray_workers import RayMaterializer
 
 CAPACITY = 300 << 20
@@ -20,10 +22,17 @@ def reward(record: object) -> float:
     return 1.0
 
 
+class Reader:
+    """Reads flat packs as a train worker does."""
+
+    def read(self, *packs: FlatPack) -> tuple[int, int]:
+        return sum(pack.nbytes for pack in packs), sum(int(pack.input_ids_S[-1]) for pack in packs)
+
+
 def main() -> None:
     ray.init(
         address="local",
-        num_cpus=2,
+        num_cpus=1,
         include_dashboard=False,
         object_store_memory=CAPACITY,
         logging_level="error",
@@ -33,13 +42,17 @@ def main() -> None:
     rows = [[rng.integers(0, 300, 156_000) for _ in range(4)] for _ in range(4)]
     rollout = RolloutBatch.from_rows([[1]] * 4, rows, [[-rng.random(r.size) for r in group] for group in rows])
     used = []
-    with RayMaterializer(make_tokenizer(), reward, num_workers=1) as materializer:
+    readers = [ray.remote(Reader).options(num_cpus=0.3).remote() for _ in range(2)]
+    with RayMaterializer(make_tokenizer(), reward, num_workers=1, actor_options={"num_cpus": 0.4}) as materializer:
         for step in range(100):
             materializer.begin_step(step)
             batch = materializer.materialize(rollout, items_of(4))
-            # As a train worker does: look at a row of each pack, here in the driver's process.
-            pack_bytes = sum(pack.nbytes for pack in batch.flat_packs)
-            assert len(next(iter(batch.train_packs(1)))["input_ids"][0]) > 100_000
+            refs = batch.flat_packs.refs
+            assert len(refs) == 4
+            read = ray.get([reader.read.remote(*refs) for reader in readers])
+            assert read[0] == read[1]
+            pack_bytes = read[0][0]
+            del refs, batch
             free = ray.available_resources()["object_store_memory"]
             used.append(round((CAPACITY - free) / 2**20))
         summary = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import ray
@@ -37,14 +38,13 @@ def main() -> None:
     store = 200 << 20
     cluster.add_node(num_cpus=2, resources={"materialize": 2}, object_store_memory=store, include_dashboard=False)
     cluster.add_node(num_cpus=2, resources={"train": 2}, object_store_memory=store)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-    nodes = {n["NodeID"]: "train" if "train" in n["Resources"] else "materialize" for n in ray.nodes()}
     config = build(
         {
             "ckpt": sys.argv[1],
             "dataset_path": "d",
             "reward_fn_path": str(reward),
             "materialize_backend": "ray",
+            "ray_address": cluster.address,
             "materialize_workers": 2,
             "world_size": 2,
             "batch_size": 6,
@@ -59,6 +59,7 @@ def main() -> None:
         train_options={"resources": {"train": 1}},
         materialize_options={"resources": {"materialize": 1}},
     )
+    nodes = {n["NodeID"]: "train" if "train" in n["Resources"] else "materialize" for n in ray.nodes()}
     shutil.rmtree(reward.parent)  # the other node need not have it
     prompts = PromptBatch([PromptItem(f"{i}", None, [10 + i, 11], {}) for i in range(6)], 0, 0, 0, 0)
     reports = [executor.train(executor.materialize(executor.rollout(prompts, step))) for step in (1, 2)]
@@ -73,6 +74,14 @@ def main() -> None:
         "loss_is_finite": all(math.isfinite(report.loss) for report in reports),
     }
     executor.close()
+    # The cluster that was joined goes on, without our actors.
+    found["left"] = ray.is_initialized()
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    found["nodes_after"] = sum(node["Alive"] for node in ray.nodes())
+    deadline = time.monotonic() + 20
+    while (actors := ray.util.list_named_actors(all_namespaces=True)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    found["actors_after"] = actors
     ray.shutdown()
     cluster.shutdown()
     print(json.dumps(found))
