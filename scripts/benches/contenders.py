@@ -74,9 +74,10 @@ class Contender:
         """MiB that one step takes over what was resident before it, at its peak."""
         before = resident_mib()
         forget_peak()
+        began = time.perf_counter()
         for _ in self.step(options):
             pass
-        return {"before": before, "peak": peak_mib() - before}
+        return {"wall": time.perf_counter() - began, "mib": peak_mib() - before}
 
     def micro(self, case: str, repeat: int) -> float:
         """Median seconds of a small piece of work."""

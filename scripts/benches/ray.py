@@ -108,7 +108,7 @@ def math_rollout(tokenizer: Any, groups: int, samples: int = 8) -> tuple[Rollout
     for row in rows:
         items.append(PromptItem(row["question"], [row["answer"]], [], {"question": row["question"]}))
         worked = row["metadata"]["answer_cot"].split("####")[0]
-        answers = [row["answer"] if i % 2 == 0 else str(int(row["answer"]) + i) for i in range(samples)]
+        answers = [row["answer"] if i % 2 == 0 else f"{float(row['answer']) + i:g}" for i in range(samples)]
         texts = [f"{worked}\nThe final answer is \\boxed{{{answer}}}." for answer in answers]
         responses.append([tokenizer.encode(text, add_special_tokens=False) for text in texts])
     prompts = [tokenizer.encode(item.prompt, add_special_tokens=False) for item in items]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ class Sampler:
         import ray
 
         edges = np.linspace(0, self._rollout.num_groups, chunks + 1).astype(int).tolist()
-        parts = [self._rollout.groups(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        parts = [self._rollout.groups(a, b) for a, b in itertools.pairwise(edges)]
         return [(ray.put(part), ChunkInfo.of(part)) for part in parts]
 
 
