@@ -68,26 +68,49 @@ def train(config: RunConfig, source: PromptStream, executor: Executor, log: Step
         log.note("--n-samples 1: every advantage is 0 with one completion per prompt, so nothing is learned; raise it.")
     step = 0
     for step, prompts in steps(config, source):
-        began = time.monotonic()
         with naming_step(step):
-            rollout = executor.rollout(prompts, step)
-            batch = executor.materialize(rollout)
-            materialized = time.monotonic()
-            guard.check(batch)
-            report = executor.train(batch)
-            ended = time.monotonic()
-        times = StepTimes(
-            end_to_end_s=ended - began,
-            rollout_s=rollout.seconds,
-            materialize_s=materialized - began - rollout.seconds,
-            train_s=ended - materialized,
-            gap_s=gap_seconds(rollout.finished_at, report.first_forward_at),
-        )
-        log.log_step(step_metrics(step, prompts.epoch, batch, report, times), completion_samples(step, batch))
-        for note in notes(config, step, batch, report):
+            outcome = run_step(config, executor, guard, step, prompts)
+        log.log_step(outcome.metrics, outcome.samples)
+        for note in outcome.notes:
             log.note(note)
         saver.after(step)
     return RunSummary(step, saver.last)
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What is left of a step when its tokens are gone."""
+
+    metrics: StepMetrics
+    samples: list[CompletionSample]
+    notes: list[str]
+
+
+def run_step(config: RunConfig, executor: Executor, guard: RewardGuard, step: int, prompts: PromptBatch) -> StepOutcome:
+    """Sample, materialize, learn. The batch is let go of on return: its packs must not lie beside those of the next step.
+
+    Raises:
+        RunError: a fault in the step, or its rewards failed too often.
+    """
+    began = time.monotonic()
+    rollout = executor.rollout(prompts, step)
+    batch = executor.materialize(rollout)
+    materialized = time.monotonic()
+    guard.check(batch)
+    report = executor.train(batch)
+    ended = time.monotonic()
+    times = StepTimes(
+        end_to_end_s=ended - began,
+        rollout_s=rollout.seconds,
+        materialize_s=materialized - began - rollout.seconds,
+        train_s=ended - materialized,
+        gap_s=gap_seconds(rollout.finished_at, report.first_forward_at),
+    )
+    return StepOutcome(
+        metrics=step_metrics(step, prompts.epoch, batch, report, times),
+        samples=completion_samples(step, batch),
+        notes=list(notes(config, step, batch, report)),
+    )
 
 
 def total_steps(config: RunConfig, source: PromptStream) -> int:
