@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from ray_fixtures import ray_session  # noqa: F401
+from ray_fixtures import ray_materializer, ray_session  # noqa: F401
 
 # No hub is asked for anything, and the test's own threads decide about threads.
 os.environ["HF_HUB_OFFLINE"] = "1"

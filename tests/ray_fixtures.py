@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +30,19 @@ def ray_session() -> Iterator[Any]:
     )
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def ray_materializer(ray_session: Any, tokenizer: Any) -> Iterator[Callable[..., Any]]:
+    """Make a RayMaterializer, with one actor unless told otherwise; it is closed after the test."""
+    from ray_workers import RayMaterializer
+
+    made: list[Any] = []
+
+    def start(reward: Any, **options: Any) -> Any:
+        made.append(RayMaterializer(tokenizer, reward, **{"num_workers": 1, **options}))
+        return made[-1]
+
+    yield start
+    for materializer in made:
+        materializer.close()

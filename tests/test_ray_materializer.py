@@ -1,12 +1,11 @@
-"""The Ray materializer: the same bits as the local one, whatever is asked of it and whoever dies on the way."""
+"""The Ray materializer: the same bits as the local one, however it is cut up and in whatever order it is done."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from ray_support import hash_reward, items_of, random_rollout, same_batch
 from strategies import items_for, rollouts
 
 from areno.api import PromptItem, RewardRecord
-from areno.errors import RewardError, RunError, UsageError
+from areno.errors import RunError
 from areno.materialize import LocalMaterializer, RolloutBatch
 from areno.materialize.pack import FlatPack
-from areno.materialize.scoring import ScoringOptions
 
 ShardQueue = pytest.importorskip("ray_workers.shard_queue").ShardQueue
 
@@ -42,22 +40,6 @@ def use(pool: Any, workers: int, shards: int) -> Any:
     pool._queue = ShardQueue(workers)
     pool._shards_per_chunk = shards
     return pool
-
-
-@pytest.fixture
-def make(tokenizer: Any) -> Iterator[Callable[..., Any]]:
-    """Make a RayMaterializer that is closed after the test."""
-    from ray_workers import RayMaterializer
-
-    made: list[Any] = []
-
-    def start(reward: Any, **options: Any) -> Any:
-        made.append(RayMaterializer(tokenizer, reward, **{"num_workers": 1, **options}))
-        return made[-1]
-
-    yield start
-    for materializer in made:
-        materializer.close()
 
 
 def chat_items(rollout: RolloutBatch) -> list[PromptItem]:
@@ -150,126 +132,20 @@ def test_fetching_a_pack_again_takes_no_more_memory(ray_session: Any) -> None:
     assert grown < 0.2 * pack.nbytes
 
 
-def test_results_stand_in_prompt_order_when_the_first_shards_end_last(make: Any, tokenizer: Any) -> None:
+def test_results_stand_in_prompt_order_when_the_first_shards_end_last(ray_materializer: Any, tokenizer: Any) -> None:
     def slow_first(record: RewardRecord) -> float:
         time.sleep(0.3 - 0.04 * record.metadata["prompt_index"])
         return float(sum(record.tokens) % 101)
 
     rollout = random_rollout(6, 1, 30)
-    batch = make(slow_first, num_workers=3, shards_per_worker=2).materialize(rollout, items_of(6))
+    batch = ray_materializer(slow_first, num_workers=3, shards_per_worker=2).materialize(rollout, items_of(6))
     for i, pack in enumerate(batch.train_packs(1)):
         tokens = pack["input_ids"][0].tolist()
         assert tokens[4:] == rollout.response_tokens_T[slice(*rollout.response_offsets_N1[i : i + 2])].tolist()
         assert batch.rewards[i] == sum(tokens) % 101
 
 
-def dies_once(marker: Path) -> Callable[[RewardRecord], float]:
-    """Kills its process at the first sight of prompt 2."""
-
-    def reward(record: RewardRecord) -> float:
-        if record.metadata["prompt_index"] == 2 and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return hash_reward(record)
-
-    return reward
-
-
-def test_an_actor_that_dies_on_a_shard_is_replaced(make: Any, tokenizer: Any, tmp_path: Path) -> None:
-    rollout = random_rollout(8, 3, 40)
-    items = items_of(8)
-    local = LocalMaterializer(tokenizer, hash_reward).materialize(rollout, items)
-    materializer = make(dies_once(tmp_path / "died"), num_workers=2)
-    same_batch(local, materializer.materialize(rollout, items))
-    assert (tmp_path / "died").exists()
-    same_batch(local, materializer.materialize(rollout, items))
-
-
-def test_packs_outlive_the_actors_that_made_them(make: Any, tokenizer: Any) -> None:
-    rollout, items = random_rollout(8, 6, 3000), items_of(8)
-    materializer = make(hash_reward)
-    batch = materializer.materialize(rollout, items)
-    for pid in materializer.process_ids:
-        os.kill(pid, signal.SIGKILL)
-    time.sleep(0.5)
-    same_batch(LocalMaterializer(tokenizer, hash_reward).materialize(rollout, items), batch)
-    same_batch(batch, materializer.materialize(rollout, items))
-
-
-def test_a_shard_that_kills_every_actor_ends_the_step_with_its_prompts_named(make: Any) -> None:
-    def deadly(record: RewardRecord) -> float:
-        if record.metadata["prompt_index"] == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return 1.0
-
-    materializer = make(deadly, shards_per_worker=4)
-    with pytest.raises(RunError, match=r"died 3 times on prompt 3 .*reward calls kill it"):
-        materializer.materialize(random_rollout(8, 2, 1), items_of(8))
-    # What was given up leaves nothing behind.
-    batch = materializer.materialize(random_rollout(2, 2, 20), items_of(2))
-    assert batch.rewards.tolist() == [1.0] * 4
-
-
-def test_a_failing_reward_is_the_same_error_as_locally(make: Any, tokenizer: Any, reward_file: Any) -> None:
-    text = (
-        "def reward_fn(record):\n"
-        "    if len(record.tokens) % 3 == 0:\n"
-        "        raise LookupError('no verifier for ' + record.prompt)\n"
-        "    return len(record.tokens)\n"
-    )
-    path = reward_file(text)
-    rollout, items = random_rollout(9, 2, 20), items_of(9)
-    with pytest.raises(RewardError) as local:
-        LocalMaterializer(tokenizer, path).materialize(rollout, items)
-    materializer = make(path)
-    with pytest.raises(RewardError) as remote:
-        materializer.materialize(rollout, items)
-    assert str(remote.value) == str(local.value)
-    skip = {"scoring": ScoringOptions(on_error="skip")}
-    same_batch(
-        LocalMaterializer(tokenizer, path, **skip).materialize(rollout, items),
-        make(path, **skip).materialize(rollout, items),
-    )
-
-
-def test_the_reward_file_travels_by_value(make: Any, reward_file: Any) -> None:
-    path = reward_file(
-        "class Once:\n    calls = []\n\ndef reward_fn(record):\n    Once.calls.append(1)\n    return 1\n"
-    )
-    materializer = make(path)
-    path.unlink()
-    materializer.materialize(random_rollout(8, 2, 5), items_of(8))
-    path.write_text("def reward_fn(record):\n    return 2\n", encoding="utf-8")
-    for pid in materializer.process_ids:
-        os.kill(pid, signal.SIGKILL)
-    time.sleep(0.5)
-    assert set(materializer.materialize(random_rollout(4, 2, 5), items_of(4)).rewards) == {1.0}
-
-
-def test_a_file_that_the_reward_imports_and_the_actor_lacks(make: Any, reward_file: Any, tmp_path: Path) -> None:
-    path = reward_file("import verifier_of_elsewhere\n\ndef reward_fn(record):\n    return 1\n")
-    with pytest.raises(UsageError, match=r"reward\.py:1: .*verifier_of_elsewhere"):
-        make(path)
-
-
-def test_a_tokenizer_that_cannot_be_unpickled_there(ray_session: Any) -> None:
-    from ray_workers import RayMaterializer
-
-    class OnlyHere:
-        eos_token_id = 0
-
-        def __reduce__(self) -> Any:
-            return (_raise, ("no such vocabulary file",))
-
-    with pytest.raises(RunError, match="no such vocabulary file"):
-        RayMaterializer(OnlyHere(), hash_reward, num_workers=1)
-
-
-def _raise(text: str) -> None:
-    raise FileNotFoundError(text)
-
-
-def test_rewards_run_on_the_main_thread_whatever_the_actor_options(make: Any) -> None:
+def test_rewards_run_on_the_main_thread_whatever_the_actor_options(ray_materializer: Any) -> None:
     def with_alarm(record: RewardRecord) -> float:
         before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, 60)
@@ -277,20 +153,8 @@ def test_rewards_run_on_the_main_thread_whatever_the_actor_options(make: Any) ->
         signal.signal(signal.SIGALRM, before)
         return 1.0
 
-    materializer = make(with_alarm, num_workers=1, actor_options={"max_concurrency": 4})
+    materializer = ray_materializer(with_alarm, num_workers=1, actor_options={"max_concurrency": 4})
     assert materializer.materialize(random_rollout(4, 2, 5), items_of(4)).rewards.tolist() == [1.0] * 8
-
-
-def test_actors_that_find_no_room_are_refused(
-    ray_session: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ray_workers import RayMaterializer
-
-    monkeypatch.setattr("ray_workers.cluster.FREE_TIMEOUT_S", 0.5)
-    with pytest.raises(UsageError, match=r"2 nowhere \(0 free\).*--materialize-workers"):
-        RayMaterializer(tokenizer, hash_reward, num_workers=2, actor_options={"resources": {"nowhere": 1}})
-    with pytest.raises(UsageError, match=r"20 CPU .*free"):
-        RayMaterializer(tokenizer, hash_reward, num_workers=20, actor_options={"num_cpus": 1})
 
 
 def test_a_step_larger_than_the_store_says_so(pool: Any) -> None:
@@ -308,15 +172,3 @@ def test_wrong_number_of_items(pool: Any) -> None:
     with pytest.raises(ValueError, match="3 prompt items for 2 prompt groups"):
         pool.submit(random_rollout(2, 2, 10), items_of(3))
     assert pool.gather().num_rows == 0
-
-
-def test_closing_leaves_ray_to_who_started_it(ray_session: Any, tokenizer: Any) -> None:
-    from ray_workers import RayMaterializer
-
-    with RayMaterializer(tokenizer, hash_reward, num_workers=1) as materializer:
-        (pid,) = materializer.process_ids
-    assert ray_session.is_initialized()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert sys.platform != "linux" or not Path(f"/proc/{pid}").exists()

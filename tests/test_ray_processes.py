@@ -101,11 +101,11 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def train(start: Any, inputs: dict[str, str], tmp_path: Path, *, python: tuple[str, ...] = (), **env: str) -> Started:
+def train(start: Any, inputs: dict[str, str], tmp_path: Path, **env: str) -> Started:
     words = [
         word for pair in {**inputs, "--metrics-log-dir": str(tmp_path / "metrics")}.items() for word in pair if word
     ]
-    started: Started = start(*python, "-c", "from areno.cli.main import main; main()", "train", *words, **env)
+    started: Started = start("-c", "from areno.cli.main import main; main()", "train", *words, **env)
     return started
 
 
