@@ -21,6 +21,8 @@ from benches.sides import AFTER, Side
 
 TRAIN_WORKERS = 8
 CHUNKS = 8
+CUTS = (1, CHUNKS)
+"""In how many chunks a rollout comes: as a whole, or from eight train workers."""
 
 # 32 groups of 8, from 390 to 31,250 tokens a completion
 SIZES = {"100k": 100_000, "800k": 800_000, "4M": 4_000_000, "8M": 8_000_000}
@@ -35,17 +37,20 @@ def run(rounds: int, quick: bool) -> list[Case]:
         ours = driver_times(folder, paths, 3 * rounds)
         theirs = peer_times({n: p for n, p in paths.items() if SIZES[n] <= PEER_UP_TO}, rounds)
     cases = []
-    for name, size in sizes.items():
-        cpu = [1e3 * turn[0] for turn in ours[name]]
-        wall = statistics.median(turn[1] for turn in ours[name])
-        note = f"CPU ms of the driver process; wall {1e3 * wall:.1f} ms; {CHUNKS} chunks on 2 actors"
+    for (name, chunks), turns in ours.items():
+        size = sizes[name]
+        cpu = [1e3 * turn[0] for turn in turns]
+        main, wall = (1e3 * statistics.median(turn[i] for turn in turns) for i in (1, 2))
+        note = f"CPU ms of the driver, {main:.1f} of them on its main thread; wall {wall:.1f} ms; 2 actors"
+        details = {"main_thread_ms": round(main, 3), "wall_ms": round(wall, 3)}
         peer = (AFTER, theirs[name]) if name in theirs else (None, None)
-        cases.append(compare("driver", name, size.tokens, size.completions, cpu, *peer, note=note))
+        case = f"{name} in {chunks} chunk{'s' if chunks > 1 else ''}"
+        cases.append(compare("driver", case, size.tokens, size.completions, cpu, *peer, note=note, details=details))
     return cases
 
 
-def driver_times(folder: str, paths: dict[str, str], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of CPU and wall time per step."""
+def driver_times(folder: str, paths: dict[str, str], rounds: int) -> dict[tuple[str, int], list[Any]]:
+    """Seconds per step of size and number of chunks: CPU of all threads, of the main thread, and wall."""
     reward = Path(folder, "trivial.py")
     reward.write_text(TRIVIAL)
     items = prompt_items(32)
@@ -56,19 +61,20 @@ def driver_times(folder: str, paths: dict[str, str], rounds: int) -> dict[str, l
         found = {}
         for name, path in paths.items():
             sampler = ray.remote(Sampler).options(num_cpus=1).remote(path)
-            turns = [one_step(ray, there, sampler, items) for _ in range(rounds + 3)]
-            found[name] = turns[3:]
+            for chunks in CUTS:
+                turns = [one_step(ray, there, sampler, items, chunks) for _ in range(rounds + 3)]
+                found[name, chunks] = turns[3:]
             ray.kill(sampler)
         return found
 
 
-def one_step(ray: Any, there: Any, sampler: Any, items: list[Any]) -> tuple[float, float]:
-    sampled = ray.get(sampler.sample.remote(CHUNKS))
-    wall, cpu = time.perf_counter(), time.process_time()
+def one_step(ray: Any, there: Any, sampler: Any, items: list[Any], chunks: int) -> tuple[float, float, float]:
+    sampled = ray.get(sampler.sample.remote(chunks))
+    wall, main, cpu = time.perf_counter(), time.thread_time(), time.process_time()
     submit_all(there, sampled, items)
     batch = there.gather()
     plan_dispatch(batch.row_lens, batch.learnable_tokens, world_size=TRAIN_WORKERS, mini_bs=4)
-    return time.process_time() - cpu, time.perf_counter() - wall
+    return time.process_time() - cpu, time.thread_time() - main, time.perf_counter() - wall
 
 
 def peer_times(paths: dict[str, str], rounds: int) -> dict[str, list[float]]:
