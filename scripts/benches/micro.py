@@ -26,18 +26,20 @@ def run(rounds: int, quick: bool) -> list[Case]:
                 side.ask("load", path=path, tokenizer="deepseek")
             if size is PACK:
                 note = same_tensors({name: side.ask("result", layout="padded") for name, side in there.items()})
-                cases += measure(there, "pack_padded", "train pack of 64 rows, padded", 52_000, 64, rounds, note)
-                note = "ours lays rows end to end without padding; theirs is their padded pack"
-                cases += measure(there, "pack_packed", "train pack of 64 rows, packed", 52_000, 64, rounds, note)
+                notes = dict.fromkeys(PEERS, note)
+                cases += measure(there, "pack_padded", "train pack of 64 rows, padded", 52_000, 64, rounds, notes)
+                notes = dict.fromkeys(PEERS, "ours without padding, against their padded pack")
+                cases += measure(there, "pack_packed", "train pack of 64 rows, packed", 52_000, 64, rounds, notes)
             else:
                 tokens, rows = size.tokens, size.completions
-                cases += measure(there, "statistics", "logprob statistics", tokens, rows, rounds, "")
-        cases += measure(there, "advantages", "advantages of 128 groups of 16", 0, 2048, rounds, advantage_note(there))
+                notes = dict.fromkeys(PEERS, "")
+                cases += measure(there, "statistics", "logprob statistics", tokens, rows, rounds, notes)
+        cases += measure(there, "advantages", "advantages of 128 groups of 16", 0, 2048, rounds, advantage_notes(there))
         return cases
 
 
 def measure(
-    there: dict[str, Side], piece: str, name: str, tokens: int, rows: int, rounds: int, note: str
+    there: dict[str, Side], piece: str, name: str, tokens: int, rows: int, rounds: int, notes: dict[str, str]
 ) -> list[Case]:
     """One case per peer. A peer that has no packed layout is timed on its padded one."""
 
@@ -46,7 +48,7 @@ def measure(
         return 1e3 * float(there[who].ask("micro", case=case, repeat=REPEAT[who]))
 
     times = take_turns({who: (lambda who=who: ask(who)) for who in there}, rounds)
-    return [compare("micro", name, tokens, rows, times["ours"], peer, times[peer], note=note) for peer in PEERS]
+    return [compare("micro", name, tokens, rows, times["ours"], peer, times[peer], note=notes[peer]) for peer in PEERS]
 
 
 def same_tensors(results: dict[str, dict[str, Any]]) -> str:
@@ -62,16 +64,13 @@ def same_tensors(results: dict[str, dict[str, Any]]) -> str:
     return "tensors equal bit for bit, advantages to 1e-3"
 
 
-def advantage_note(there: dict[str, Side]) -> str:
-    """Compares advantages on random groups, and on a group of equal rewards, which must all be 0."""
+def advantage_notes(there: dict[str, Side]) -> dict[str, str]:
+    """Per peer: how far its advantages are from ours on random groups, and on one of equal rewards, which must all be 0."""
     rewards = np.random.default_rng(0).integers(0, 5, 128 * 16).astype(float).tolist()
     found = {who: np.array(side.ask("advantages_of", rewards=rewards, sizes=[16] * 128)) for who, side in there.items()}
-    gap = max(float(np.abs(found[peer] - found["ours"]).max()) for peer in PEERS)
-    constant = {
-        who: max(map(abs, side.ask("advantages_of", rewards=[0.9] * 7, sizes=[7]))) for who, side in there.items()
+    equal = {who: max(map(abs, side.ask("advantages_of", rewards=[0.9] * 7, sizes=[7]))) for who, side in there.items()}
+    return {
+        peer: f"equal to {np.abs(found[peer] - found['ours']).max():.1g}, but for groups of equal rewards: of seven times "
+        f"0.9 ours makes {equal['ours']:g}, theirs {equal[peer]:.2g} (float32 rounding over a deviation of 0 plus 1e-8)"
+        for peer in PEERS
     }
-    wrong = ", ".join(f"{who} {value:.3g}" for who, value in constant.items())
-    return (
-        f"random groups agree to {gap:.1g}; of seven equal rewards of 0.9 the largest advantage is: {wrong} "
-        "(float32 rounding of the mean, divided by a deviation of 0 plus 1e-8)"
-    )
