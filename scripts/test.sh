@@ -5,6 +5,7 @@ cd "$(dirname "$0")/.."
 source scripts/venv.sh
 install_venv dev
 
+export OMP_WAIT_POLICY=passive # waiting threads give their core away: see scripts/demo.sh
 .venv/bin/ruff check .
 .venv/bin/mypy
 .venv/bin/python -m pytest "$@"

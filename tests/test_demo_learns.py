@@ -26,7 +26,11 @@ def demo_options() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_mean_reward_of_the_last_ten_steps_is_at_least_three_tenths_above_the_first_ten(tmp_path: Path) -> None:
+def test_mean_reward_of_the_last_ten_steps_is_at_least_three_tenths_above_the_first_ten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # as in the demo
+
     def python(*args: object) -> None:
         subprocess.run([sys.executable, *map(str, args)], cwd=ROOT, check=True)
 

@@ -112,9 +112,13 @@ def _version(name: str) -> str | None:
 
 
 def in_process(module: str, *args: object) -> Any:
-    """Run `python -m benches.<module> ARGS` in a process of its own. Returns the JSON on the last line it prints."""
+    """Run `python -m benches.<module> ARGS` in a process of its own. Returns the JSON on the last line it prints.
+
+    Threads that wait do so without spinning, on both sides alike: spinning ones make times on a shared machine a lottery.
+    """
+    env = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, "-m", f"benches.{module}", *map(str, args)]
-    done = subprocess.run(command, cwd=SCRIPTS, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
+    done = subprocess.run(command, cwd=SCRIPTS, env=env, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
