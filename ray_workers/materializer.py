@@ -176,8 +176,12 @@ class RayMaterializer:
         """What `advance` would wait for, for callers that wait for other things too."""
         return list(self._running)
 
-    def advance(self, timeout_s: float | None) -> None:
-        """Take in shards that are done and hand out pending ones; wait so long for one if none is done.
+    def advance(self, timeout_s: float | None, *, to_the_end: bool = False) -> None:
+        """Take in shards that are done and hand out pending ones.
+
+        Args:
+            timeout_s: how long to wait for one if none is done, or for each of them.
+            to_the_end: go on until all are done.
 
         Raises:
             RunError: a shard failed, or its actor died on it too often. The step is given up.
@@ -190,7 +194,8 @@ class RayMaterializer:
                     return
                 self._take_in(ready[0])
                 self._hand_out()
-                timeout_s = 0
+                if not to_the_end:
+                    timeout_s = 0
         except BaseException:
             self._abandon()
             raise
@@ -203,8 +208,7 @@ class RayMaterializer:
             RunError: a shard failed, or its actor died on it too often.
         """
         try:
-            while self._running or len(self._queue):
-                self.advance(timeout_s=None)
+            self.advance(timeout_s=None, to_the_end=True)
             done = [self._done[key] for key in sorted(self._done)]
             return self._assembler.assemble([s for s, _ in done], RefPacks([p for _, p in done]))
         finally:
@@ -238,7 +242,7 @@ class RayMaterializer:
             call = self._actors[worker].run.options(num_returns=2, name=f"materialize {shard.payload.name}")
             summary, pack = call.remote(shard.payload.chunk, shard.payload.order)
             self._running[summary] = _Running(worker, self._actors[worker], shard, pack)
-        self.metrics.queue_length.set(len(self._queue))
+        self.metrics.record_queue_length(len(self._queue))
 
     def _take_in(self, ref: ray.ObjectRef[ShardSummary]) -> None:
         running = self._running[ref]

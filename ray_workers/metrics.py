@@ -77,11 +77,18 @@ class DriverMetrics:
     def __init__(self, run: str) -> None:
         make = _Labelled(run, "driver")
         self.step = make.gauge("step", "Training step that is being worked on.")
-        self.queue_length = make.gauge("shard_queue_length", "Shards that wait for a materialize actor.")
+        self._queue_length = make.gauge("shard_queue_length", "Shards that wait for a materialize actor.")
         self._gap = make.gauge(
             "rollout_train_gap_seconds", "From the last completion to the first forward of training."
         )
+        self._last_length = -1
         self._deaths = make.counter("materialize_actor_deaths", "Materialize actors that died and were replaced.")
+
+    def record_queue_length(self, length: int) -> None:
+        """Called for every shard, and an export takes longer than a comparison."""
+        if length != self._last_length:
+            self._last_length = length
+            self._queue_length.set(length)
 
     def record_gap(self, seconds: float) -> None:
         """A step that was not trained on has no gap."""
