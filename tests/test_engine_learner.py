@@ -168,7 +168,7 @@ class TestOneStep:
     def test_fillers_change_nothing(self, algo: str) -> None:
         rows = random_rows(4)
         packs = packs_of(rows, 2, "packed")
-        filler = packs_of([dataclasses.replace(rows[1], loss_mask_L=np.zeros(rows[1].tokens_L.size, bool))], 1, "packed")
+        filler = packs_of([rows[1]._replace(loss_mask_L=np.zeros(rows[1].tokens_L.size, bool))], 1, "packed")
         counts = counts_of(rows, packs)
         without, _ = gradients(tiny_policy(torch.float64), packs, counts, LOSSES[algo])
         with_fillers, _ = gradients(tiny_policy(torch.float64), [*filler, *packs, *filler], counts, LOSSES[algo])
@@ -207,7 +207,7 @@ class TestOneStep:
 
     def test_steps_raise_the_likelihood_of_what_was_good(self, algo: str) -> None:
         policy = tiny_policy()
-        rows = [dataclasses.replace(r, advantage=1.0 if i % 2 else -1.0) for i, r in enumerate(random_rows(8)) if i % 5]
+        rows = [r._replace(advantage=1.0 if i % 2 else -1.0) for i, r in enumerate(random_rows(8)) if i % 5]
         packs = packs_of(rows, 3, "packed")
         loss = policy_loss(algo, clip_eps=0.2)
         learner = Learner(policy, dataclasses.replace(TRAIN, lr=1e-2, grad_clip_norm=1.0), loss, temperature=1.0)

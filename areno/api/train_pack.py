@@ -6,8 +6,7 @@ Axes: B rows, L padded length, S tokens of the concatenated rows, A action sites
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,8 @@ TrainPack = dict[str, Any]
 Layout = Literal["packed", "padded"]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainRow:
-    """One prompt+response row of L tokens, as views of flat arrays.
+class TrainRow(NamedTuple):
+    """One prompt+response row of L tokens, as views of flat arrays. A tuple, because steps make thousands of them.
 
     tokens_L     int [L]
     logprobs_L   float [L]   under the sampling policy, 0 on the prompt
@@ -47,34 +45,40 @@ def padded_pack(rows: Sequence[TrainRow], *, pad_id: int) -> TrainPack:
         logprobs, advantages float32 [B,L]; loss_mask bool [B,L] only if a row has one.
     """
     lengths_B = np.array([row.tokens_L.size for row in rows], dtype=np.int32)
-    shape = (len(rows), int(lengths_B.max(initial=0)))
-    input_ids_BL = np.full(shape, pad_id, dtype=np.int64)
-    prompt_mask_BL = np.ones(shape, dtype=np.bool_)
-    logprobs_BL = np.zeros(shape, dtype=np.float32)
-    advantages_BL = np.zeros(shape, dtype=np.float32)
+    longest = int(lengths_B.max(initial=0))
+    shape = (len(rows), longest)
+    gaps = (longest - lengths_B).tolist()
+    pads_L, zeros_L = np.full(longest, pad_id, dtype=np.int64), np.zeros(longest, dtype=np.float32)
+    tokens = [part for row, gap in zip(rows, gaps, strict=True) for part in (row.tokens_L, pads_L[:gap])]
+    logprobs = [part for row, gap in zip(rows, gaps, strict=True) for part in (row.logprobs_L, zeros_L[:gap])]
+    input_ids_BL = _concat(tokens, np.int64).reshape(shape)
+    # Each row is a run of prompt, one of response and one of padding.
+    runs_B3 = np.empty((len(rows), 3), dtype=np.int64)
+    runs_B3[:, 0] = np.minimum(_prompt_lens(rows), lengths_B)
+    runs_B3[:, 1] = lengths_B - runs_B3[:, 0]
+    runs_B3[:, 2] = gaps
+    prompt_mask_BL = np.tile([True, False, True], len(rows)).repeat(runs_B3.reshape(-1)).reshape(shape)
+    advantages_BL = _on_responses(rows, runs_B3).reshape(shape)
     masked = any(row.loss_mask_L is not None for row in rows)
-    loss_mask_BL = np.zeros(shape if masked else 0, dtype=np.bool_)
-    for b, row in enumerate(rows):
-        n = row.tokens_L.size
-        input_ids_BL[b, :n] = row.tokens_L
-        logprobs_BL[b, :n] = row.logprobs_L
-        if isinstance(row.prompt, int):
-            prompt_mask_BL[b, row.prompt : n] = False
-            advantages_BL[b, row.prompt : n] = _tail(row.advantage, row.prompt)
-        else:
+    for b, (row, n) in enumerate(zip(rows, lengths_B.tolist(), strict=True)):
+        if not isinstance(row.prompt, int):
             prompt_mask_BL[b, :n] = row.prompt
             advantages_BL[b, :n] = np.where(row.prompt, 0.0, row.advantage)
-        if masked:
-            loss_mask_BL[b, :n] = ~prompt_mask_BL[b, :n] if row.loss_mask_L is None else row.loss_mask_L
+        elif isinstance(row.advantage, np.ndarray):
+            advantages_BL[b, row.prompt : n] = row.advantage[row.prompt :]
     pack: TrainPack = {
         "input_ids": torch.from_numpy(input_ids_BL),
         "labels": torch.from_numpy(input_ids_BL.copy()),
         "lengths": torch.from_numpy(lengths_B),
         "prompt_mask": torch.from_numpy(prompt_mask_BL),
-        "logprobs": torch.from_numpy(logprobs_BL),
+        "logprobs": torch.from_numpy(_concat(logprobs, np.float32).reshape(shape)),
         "advantages": torch.from_numpy(advantages_BL),
     }
     if masked:
+        loss_mask_BL = ~prompt_mask_BL
+        for b, row in enumerate(rows):
+            if row.loss_mask_L is not None:
+                loss_mask_BL[b, : row.loss_mask_L.size] = row.loss_mask_L
         pack["loss_mask"] = torch.from_numpy(loss_mask_BL)
     return pack
 
@@ -112,15 +116,11 @@ def _site_values(
     rows: Sequence[TrainRow], sites_B: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
     """bool [A] and float32 [A]: which sites predict a token to learn from, and the advantage of each."""
-    prompts_B = np.array([row.prompt if isinstance(row.prompt, int) else 0 for row in rows], dtype=np.int64)
-    scalars_B = [0.0 if isinstance(row.advantage, np.ndarray) else row.advantage for row in rows]
     # Each row has a run of sites that predict the prompt and one of those that predict the response.
     runs_B2 = np.empty((len(rows), 2), dtype=np.int64)
-    runs_B2[:, 0] = np.clip(prompts_B - 1, 0, sites_B)
+    runs_B2[:, 0] = np.clip(_prompt_lens(rows) - 1, 0, sites_B)
     runs_B2[:, 1] = sites_B - runs_B2[:, 0]
-    advantages_B2 = np.zeros((len(rows), 2), dtype=np.float32)
-    advantages_B2[:, 1] = scalars_B
-    advantages_A = advantages_B2.reshape(-1).repeat(runs_B2.reshape(-1))
+    advantages_A = _on_responses(rows, runs_B2)
     mask_A = np.tile([False, True], len(rows)).repeat(runs_B2.reshape(-1))
     stop = 0
     for row, sites in zip(rows, sites_B.tolist(), strict=True):
@@ -134,6 +134,18 @@ def _site_values(
         if row.loss_mask_L is not None:
             mask_A[start:stop] &= row.loss_mask_L[1:]
     return mask_A, advantages_A
+
+
+def _prompt_lens(rows: Sequence[TrainRow]) -> npt.NDArray[np.int64]:
+    """int64 [B]; 0 for a row whose prompt is given as a mask."""
+    return np.array([row.prompt if isinstance(row.prompt, int) else 0 for row in rows], dtype=np.int64)
+
+
+def _on_responses(rows: Sequence[TrainRow], runs_BR: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """float32: each row's advantage on its second run, 0 on the others; 0 for a row whose advantages are an array."""
+    values_BR = np.zeros(runs_BR.shape, dtype=np.float32)
+    values_BR[:, 1] = [0.0 if isinstance(row.advantage, np.ndarray) else row.advantage for row in rows]
+    return values_BR.reshape(-1).repeat(runs_BR.reshape(-1))
 
 
 def _concat(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
@@ -153,10 +165,6 @@ def make_train_pack(sequences: Sequence[TrainSequence], layout: Layout = "padded
         raise ValueError("make_train_pack needs at least one TrainSequence.")
     rows = [_row_of(i, seq) for i, seq in enumerate(sequences)]
     return packed_pack(rows) if layout == "packed" else padded_pack(rows, pad_id=sequences[0].eos_token_id)
-
-
-def _tail(advantage: float | npt.NDArray[Any], first: int) -> float | npt.NDArray[Any]:
-    return advantage[first:] if isinstance(advantage, np.ndarray) else advantage
 
 
 def _row_of(index: int, seq: TrainSequence) -> TrainRow:
