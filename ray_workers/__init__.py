@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from areno.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ray_workers.materializer import RayMaterializer as RayMaterializer
 
 __all__ = ["RayMaterializer"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "RayMaterializer":
-        from ray_workers.materializer import RayMaterializer
-
-        return RayMaterializer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"RayMaterializer": "materializer"})

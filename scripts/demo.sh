@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
-backend=(--materialize-backend local)
-install_venv ""
+backend=(--materialize-backend ray --world-size 2)
+install_venv "ray"
 
 # A waiting thread gives its core away instead of spinning: on shared cores that is seconds against minutes.
 export OMP_WAIT_POLICY=passive

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the bottom up. A file may import from floors below its own, and from its own floor.
 FLOORS = [
-    ["areno/__init__", "areno/errors", "areno/knobs"],
+    ["areno/__init__", "areno/errors", "areno/knobs", "areno/lazy"],
     ["areno/config", "areno/user_file", "areno/hub"],
     ["areno/api"],
     ["areno/metrics", "areno/terminal", "areno/rows", "areno/terminal_reward"],

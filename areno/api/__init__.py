@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from areno.lazy import lazy_names
 
 if TYPE_CHECKING:
     from areno.api.advantages import compute_batch_group_advantages as compute_batch_group_advantages
@@ -36,9 +37,4 @@ _HOME = {
 
 __all__ = list(_HOME)
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"areno.api.{home}"), name)
+__getattr__ = lazy_names(__name__, _HOME)

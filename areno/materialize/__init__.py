@@ -5,8 +5,9 @@ Loaded on first use: a scorer process, started anew whenever one dies, must not 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from areno.lazy import lazy_names
 
 if TYPE_CHECKING:
     from areno.materialize.materializer import AdvantageOptions as AdvantageOptions
@@ -35,9 +36,4 @@ _HOME = {
 
 __all__ = list(_HOME)
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"areno.materialize.{home}"), name)
+__getattr__ = lazy_names(__name__, _HOME)
