@@ -118,7 +118,9 @@ def in_process(module: str, *args: object) -> Any:
     """
     env = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, "-m", f"benches.{module}", *map(str, args)]
-    done = subprocess.run(command, cwd=SCRIPTS, env=env, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
+    done = subprocess.run(
+        command, cwd=SCRIPTS, env=env, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 

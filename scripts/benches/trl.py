@@ -72,7 +72,11 @@ def ours(ckpt: str, data: str, folder: str) -> list[dict[str, float]]:
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     steps = [json.loads(line) for line in (metrics / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [
-        {"seconds": s["step_e2e_time_s"], "tokens": s["response_len_mean"] * PROMPTS * SAMPLES, "reward": s["reward_mean"]}
+        {
+            "seconds": s["step_e2e_time_s"],
+            "tokens": s["response_len_mean"] * PROMPTS * SAMPLES,
+            "reward": s["reward_mean"],
+        }
         for s in steps
     ]
 
