@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +63,8 @@ class RayMaterializer:
 
     Args:
         num_workers: actors.
-        shards_per_worker: how finely a chunk is cut, so that one slow shard does not hold up the rest.
+        shards_per_worker: how finely a chunk is cut at most, so that one slow shard does not hold up the rest.
+        min_shard_s: a shard that would take less, going by the step before, costs more to send than it saves.
         actor_options: passed to Ray for each actor (resources, scheduling); CPUs are shared out by default.
 
     Raises:
@@ -81,6 +83,7 @@ class RayMaterializer:
         advantages: AdvantageOptions = GROUP_RELATIVE,
         num_texts: int = 0,
         shards_per_worker: int = 4,
+        min_shard_s: float = 0.01,
         actor_options: dict[str, Any] | None = None,
         run: str | None = None,
     ) -> None:
@@ -90,6 +93,8 @@ class RayMaterializer:
         self._run = uuid.uuid4().hex[:8] if run is None else run
         self._assembler = Assembler(scoring.on_error, advantages, pad_id_of(tokenizer))
         self._shards_per_chunk = num_workers * shards_per_worker
+        self._min_shard_s = min_shard_s
+        self._seconds_per_token = math.inf
         self._num_texts = num_texts
         self._step = 0
         self._queue: ShardQueue[_Work] = ShardQueue(num_workers)
@@ -160,7 +165,7 @@ class RayMaterializer:
     ) -> None:
         """A chunk that is in the object store already, at its place in the step; chunks may come in any order."""
         rows_G1 = np.concatenate([[0], np.cumsum(info.group_sizes_G)]) + first_row
-        for start, stop in plan_shards(info.group_tokens_G, self._shards_per_chunk):
+        for start, stop in plan_shards(info.group_tokens_G, self._shards_for(info)):
             order = ShardOrder(
                 start,
                 stop,
@@ -171,6 +176,13 @@ class RayMaterializer:
             name = f"step {self._step}, {span_of('prompt', first_group + start, first_group + stop)}"
             self._queue.add(Shard(first_group + start, stop - start, _Work(chunk, order, name)))
         self.advance(timeout_s=0)
+
+    def _shards_for(self, info: ChunkInfo) -> int:
+        """How many shards a chunk is worth."""
+        seconds = self._seconds_per_token * max(int(info.group_tokens_G.sum()), 1)
+        if self._min_shard_s == 0 or seconds >= self._min_shard_s * self._shards_per_chunk:
+            return self._shards_per_chunk
+        return max(round(seconds / self._min_shard_s), 1)
 
     def waiting_for(self) -> list[ray.ObjectRef[Any]]:
         """What `advance` would wait for, for callers that wait for other things too."""
@@ -210,7 +222,11 @@ class RayMaterializer:
         try:
             self.advance(timeout_s=None, to_the_end=True)
             done = [self._done[key] for key in sorted(self._done)]
-            return self._assembler.assemble([s for s, _ in done], RefPacks([p for _, p in done]))
+            batch = self._assembler.assemble([s for s, _ in done], RefPacks([p for _, p in done]))
+            if tokens := int(batch.response_lens.sum()):
+                took = batch.timings
+                self._seconds_per_token = (took.decode_s + took.score_s + took.pack_s) / tokens
+            return batch
         finally:
             self._abandon()
 

@@ -101,7 +101,7 @@ class TestSiteLogprobs:
         torch.testing.assert_close(values[trainable_sites(packed)], padded_values, atol=1e-6, rtol=0)
 
     def test_a_model_whose_attention_does_not_see_positions_keeps_the_mask(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("areno.engine.attention._row_bounds", lambda *_: [])
+        monkeypatch.setattr("areno.engine.attention._segments", lambda *_: [])
         assert tiny_policy().model.config._attn_implementation == "sdpa"
 
     @pytest.mark.parametrize("layout", ["packed", "padded"])

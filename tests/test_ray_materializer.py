@@ -31,7 +31,7 @@ def pool(ray_session: Any, tokenizer: Any) -> Iterator[Any]:
     """A materializer with three actors. `use` lets it work with fewer of them."""
     from ray_workers import RayMaterializer
 
-    with RayMaterializer(tokenizer, hash_reward, num_workers=3, num_texts=3) as materializer:
+    with RayMaterializer(tokenizer, hash_reward, num_workers=3, num_texts=3, min_shard_s=0) as materializer:
         yield materializer
 
 

@@ -7,7 +7,6 @@ Axes: S tokens of the concatenated rows.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-_NAME = "areno_rows"
+_ROWS, _SHARING = "areno_rows", "areno_sharing_rows"
+"""Names under which transformers finds this attention: rows kept apart; and rows that may continue another's beginning."""
 
 
 def use_row_attention(model: Any) -> bool:
@@ -26,31 +26,50 @@ def use_row_attention(model: Any) -> bool:
     """
     if getattr(model.config, "_attn_implementation", None) != "sdpa":
         return False
-    AttentionInterface.register(_NAME, _attention)
-    AttentionMaskInterface.register(_NAME, _mask)
-    model.set_attn_implementation(_NAME)
-    if _rows_are_apart(model):
-        return True
-    model.set_attn_implementation("sdpa")
-    return False
+    for name in (_ROWS, _SHARING):
+        AttentionInterface.register(name, _attention)
+        AttentionMaskInterface.register(name, _mask)
+    model.set_attn_implementation(_ROWS)
+    if not _rows_are_apart(model):
+        model.set_attn_implementation("sdpa")
+        return False
+    if _beginnings_are_shared(model):
+        model.set_attn_implementation(_SHARING)
+    return True
+
+
+def shares_prefixes(model: Any) -> bool:
+    """Whether rows may be given to this model as `shared_prefix.SharedLayout`."""
+    return getattr(model.config, "_attn_implementation", None) == _SHARING
 
 
 def _rows_are_apart(model: Any) -> bool:
     """Whether the second of two packed rows stays the same, to the bit, when the first one changes."""
-    position_ids = torch.tensor([[0, 1, 0, 1, 2]], device=model.device)
+    one, other = (_states(model, [first, first, 1, 2, 3], [0, 1, 0, 1, 2])[2:] for first in (1, 2))
+    return torch.equal(one, other)
+
+
+def _beginnings_are_shared(model: Any) -> bool:
+    """Whether a row that continues another's beginning comes out as it does alone. A layer with a window of its own
+    takes its mask from transformers, which knows nothing of such rows."""
+    alone = _states(model, [1, 2, 4, 5], [0, 1, 2, 3])[2:]
+    shared = _states(model, [1, 2, 3, 4, 5], [0, 1, 2, 2, 3])[3:]
+    tolerance = 1e-4 if alone.dtype in (torch.float32, torch.float64) else 0.05
+    return torch.allclose(alone, shared, rtol=tolerance, atol=tolerance * float(alone.abs().max()))
+
+
+def _states(model: Any, ids: list[int], positions: list[int]) -> torch.Tensor:
+    """Last hidden states [S, H] of packed rows."""
     training = model.training
     model.eval()
     with torch.no_grad():
-        one, other = (
-            model.base_model(
-                input_ids=torch.tensor([[first, first, 1, 2, 3]], device=model.device),
-                position_ids=position_ids,
-                use_cache=False,
-            ).last_hidden_state[:, 2:]
-            for first in (1, 2)
-        )
+        out: torch.Tensor = model.base_model(
+            input_ids=torch.tensor([ids], device=model.device),
+            position_ids=torch.tensor([positions], device=model.device),
+            use_cache=False,
+        ).last_hidden_state
     model.train(training)
-    return torch.equal(one, other)
+    return out[0]
 
 
 def _mask(*, q_length: int, kv_length: int, **arguments: Any) -> Any:
@@ -75,23 +94,35 @@ def _attention(
     attention_mask: torch.Tensor | None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    bounds = _row_bounds(arguments.get("position_ids"), query, key) if attention_mask is None else []
-    if len(bounds) <= 2:
+    segments = _segments(arguments.get("position_ids"), query, key) if attention_mask is None else []
+    if len(segments) < 2:
         whole: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **arguments
         )
         return whole
-    rows = [
-        sdpa_attention_forward(module, query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], None, **arguments)[0]
-        for a, b in pairwise(bounds)
-    ]
-    return torch.cat(rows, dim=1), None
+    outputs = []
+    root = 0
+    for start, stop, position in segments:
+        keys, values, mask = key[:, :, start:stop], value[:, :, start:stop], None
+        if position == 0:
+            root = start
+        else:  # it continues the first `position` tokens of the row that began last
+            beginning = slice(root, root + position)
+            keys = torch.cat([key[:, :, beginning], keys], dim=2)
+            values = torch.cat([value[:, :, beginning], values], dim=2)
+            size = (stop - start, position + stop - start)
+            mask = torch.ones(size, dtype=torch.bool, device=query.device).tril(diagonal=position)[None, None]
+        outputs.append(sdpa_attention_forward(module, query[:, :, start:stop], keys, values, mask, **arguments)[0])
+    return torch.cat(outputs, dim=1), None
 
 
-def _row_bounds(position_ids: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> list[int]:
-    """Where rows begin in S, and S; nothing where there is no packing."""
+def _segments(position_ids: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> list[tuple[int, int, int]]:
+    """(start, stop, first position) of each run of rising positions in S; nothing where there is no packing."""
     length = query.shape[2]
     if position_ids is None or query.shape[0] != 1 or position_ids.shape != (1, length) or key.shape[2] != length:
         return []
-    restarts = (position_ids[0].diff() != 1).nonzero().squeeze(-1) + 1
-    return [0, *restarts.tolist(), length]
+    breaks = (position_ids[0].diff() != 1).nonzero().squeeze(-1) + 1
+    starts = torch.cat([breaks.new_zeros(1), breaks])
+    firsts = position_ids[0, starts].tolist()
+    bounds = [*starts.tolist(), length]
+    return list(zip(bounds[:-1], bounds[1:], firsts, strict=True))

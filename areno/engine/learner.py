@@ -142,7 +142,11 @@ class Learner:
         else:
             share = 1.0 / counts.packs
         logprobs = site_logprobs(
-            self._policy.model, pack, temperature=self._temperature, chunk_sites=CHUNK_SITES, plain_head=self._plain_head
+            self._policy.model,
+            pack,
+            temperature=self._temperature,
+            chunk_sites=CHUNK_SITES,
+            plain_head=self._plain_head,
         )
         fault = _not_finite(pack, logprobs.detach(), number)
         if fault:
@@ -178,7 +182,9 @@ class Learner:
         grad_norm = float(norm)
         if not math.isfinite(grad_norm):
             self._optimizer.zero_gradients()
-            raise RunError(f"The gradient's norm is {grad_norm}: the optimizer step is refused, the weights are as before.")
+            raise RunError(
+                f"The gradient's norm is {grad_norm}: the optimizer step is refused, the weights are as before."
+            )
         if self._train.grad_clip_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(weights, self._train.grad_clip_norm, norm)
         return grad_norm

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from areno.api.sites import predicted_positions, trainable_sites
 from areno.api.train_pack import TrainPack
+from areno.engine.attention import shares_prefixes
+from areno.engine.shared_prefix import share_prefixes
 
 
 def site_logprobs(
@@ -30,7 +32,10 @@ def site_logprobs(
         float32 (float64 for a float64 model), [A] for a packed pack, [B, L-1] for a padded one.
     """
     mask = trainable_sites(pack)
-    inputs, sites_K, targets_K = _packed_inputs(pack, mask) if "train_cu_seqlens" in pack else _padded_inputs(pack, mask)
+    if "train_cu_seqlens" in pack:
+        inputs, sites_K, targets_K = _packed_inputs(pack, mask, sharing=shares_prefixes(model))
+    else:
+        inputs, sites_K, targets_K = _padded_inputs(pack, mask)
     if plain_head is None:
         plain_head = has_plain_head(model)
     if plain_head:
@@ -60,16 +65,24 @@ def has_plain_head(model: Any) -> bool:
         return torch.equal(model.get_output_embeddings()(hidden), logits)
 
 
-def _packed_inputs(pack: TrainPack, mask_A: torch.Tensor) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
-    """Model inputs, positions in S of the trainable sites [K], and the tokens that they predict [K].
+def _packed_inputs(
+    pack: TrainPack, mask_A: torch.Tensor, *, sharing: bool
+) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
+    """Model inputs, where in them the trainable sites are [K], and the tokens that they predict [K].
 
-    Rows are kept apart by their restarting positions alone.
+    Rows are kept apart by their restarting positions alone. With `sharing`, what rows begin with in common is laid down
+    once.
     """
-    ids = pack["input_ids"]
+    ids, position_ids = pack["input_ids"], pack["position_ids"]
     positions_A = torch.from_numpy(predicted_positions(pack["train_cu_seqlens"])).to(ids.device)
     positions_K = positions_A[mask_A]
-    inputs = {"input_ids": ids, "position_ids": pack["position_ids"], "attention_mask": None}
-    return inputs, positions_K - 1, ids[0, positions_K]
+    sites_K, targets_K = positions_K - 1, ids[0, positions_K]
+    if sharing:
+        layout = share_prefixes(ids[0].cpu().numpy(), pack["train_cu_seqlens"].cpu().numpy())
+        kept_U = torch.from_numpy(layout.kept_U).to(ids.device)
+        ids, position_ids = ids[:, kept_U], position_ids[:, kept_U]
+        sites_K = torch.from_numpy(layout.place_S).to(ids.device)[sites_K]
+    return {"input_ids": ids, "position_ids": position_ids, "attention_mask": None}, sites_K, targets_K
 
 
 def _padded_inputs(pack: TrainPack, mask_BL: torch.Tensor) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
@@ -90,7 +103,11 @@ def _chunked(
         return _token_logprobs(head, rows_KH, targets_K, temperature)
     parts = [
         checkpoint(
-            _token_logprobs, head, rows_KH[k : k + chunk_sites], targets_K[k : k + chunk_sites], temperature,
+            _token_logprobs,
+            head,
+            rows_KH[k : k + chunk_sites],
+            targets_K[k : k + chunk_sites],
+            temperature,
             use_reentrant=False,
         )
         for k in range(0, rows_KH.shape[0], chunk_sites)

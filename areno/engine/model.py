@@ -47,7 +47,9 @@ def resolve_device(name: str) -> torch.device:
 
     found = torch.cuda.is_available()
     if name == "cuda" and not found:
-        raise UsageError("--device cuda: torch sees no CUDA device; use --device cpu, or install a CUDA build of torch.")
+        raise UsageError(
+            "--device cuda: torch sees no CUDA device; use --device cpu, or install a CUDA build of torch."
+        )
     return torch.device("cuda" if found and name != "cpu" else "cpu")
 
 

@@ -16,9 +16,7 @@ from areno.api.models import SamplingParams
 _FEW = 1024
 
 
-def uniform_streams(
-    seed: int, step: int, rows: Sequence[tuple[int, int]], length: int
-) -> npt.NDArray[np.float64]:
+def uniform_streams(seed: int, step: int, rows: Sequence[tuple[int, int]], length: int) -> npt.NDArray[np.float64]:
     """float64 [B, T] in [0, 1): row b's stream is set by (seed, step, prompt index, sample index) and nothing else.
 
     Philox is counter-based: the identity is the upper part of the counter, so no two streams overlap, and a stream's
