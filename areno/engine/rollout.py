@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from areno.api.models import SamplingParams
 from areno.engine.model import Policy
 from areno.engine.sampling import draw, uniform_streams
+from areno.engine.small_batch import small_batch_products
 from areno.errors import RunError
 from areno.materialize.rollout_batch import LENGTH, STOPPED, RolloutBatch, offsets_of
 
@@ -155,7 +156,7 @@ def _sampling_mode(model: Any) -> Iterator[None]:
     model.generation_config = _settings()
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), small_batch_products(model):
             yield
     finally:
         model.generation_config = settings
