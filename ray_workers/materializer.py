@@ -38,7 +38,7 @@ from ray_workers.metrics import DriverMetrics
 from ray_workers.refs import RefPacks, StoredSpec, put, too_small_store
 from ray_workers.shard_queue import Shard, ShardQueue
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)

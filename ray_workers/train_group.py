@@ -19,8 +19,9 @@ from ray_workers.cluster import check_free, demand_of
 from ray_workers.train_job import WorkerOrder
 from ray_workers.train_worker import TrainWorker
 
-PLACE_TIMEOUT_S = 60.0
-LOAD_TIMEOUT_S = 1800.0
+PLACE_TIMEOUT_S = 300.0
+# A worker that died is told at once; a step of long answers may take its time.
+CALL_TIMEOUT_S = 24 * 3600.0
 
 
 class TrainGroup:
@@ -70,7 +71,7 @@ class TrainGroup:
         Raises:
             RunError: the call failed.
         """
-        (info,) = get_each([ref], LOAD_TIMEOUT_S, "a rollout did not end", lambda _: self._died(worker, "sample"))
+        (info,) = get_each([ref], CALL_TIMEOUT_S, "a rollout did not end", lambda _: self._died(worker, "sample"))
         return info  # type: ignore[no-any-return]
 
     def train(
@@ -100,7 +101,7 @@ class TrainGroup:
         """All results, in rank order; the first failure ends the wait."""
         return get_each(
             calls,
-            LOAD_TIMEOUT_S,
+            CALL_TIMEOUT_S,
             f"the train workers did not {what}",
             lambda rank: self._died(rank, what),
         )

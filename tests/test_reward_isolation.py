@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_scorer_process import CAUSES, HOOK
+from test_scorer_process import CAUSES, HOOK, QUICK
 
 from areno.api import PromptItem
 from areno.materialize import LocalMaterializer, RolloutBatch, ScoringOptions
@@ -41,11 +42,11 @@ def make(request: pytest.FixtureRequest, tokenizer: Any) -> Iterator[Callable[..
 
 
 def step(
-    groups: int, samples: int, behaviours: dict[tuple[int, int], str], seed: int = 0
+    groups: int, samples: int, behaviours: dict[tuple[int, int], str], seed: int = 0, vocab: int = 500
 ) -> tuple[RolloutBatch, list[PromptItem]]:
     """A step whose samples behave as told; `behaviours` by (prompt index, sample index)."""
     rng = np.random.default_rng(seed)
-    rows = [[rng.integers(1, 500, size=4) for _ in range(samples)] for _ in range(groups)]
+    rows = [[rng.integers(1, vocab, size=4) for _ in range(samples)] for _ in range(groups)]
     rollout = RolloutBatch.from_rows([[7]] * groups, rows, [[np.full(4, -1.0)] * samples] * groups)
     items = [
         PromptItem(f"p{g}", [], [7], {"what": {i: what for (h, i), what in behaviours.items() if h == g}})
@@ -92,6 +93,7 @@ def test_one_of_64_hangs(make: Any, reward_file: Any, backend: str, what: str) -
 def test_forty_bad_samples_in_a_thousand(make: Any, reward_file: Any, backend: str) -> None:
     scoring = ScoringOptions(on_error="skip", timeout_s=0.5, retries=0)
     materializer = make(backend, reward_file(HOOK), scoring=scoring)
+    memory: list[float] = []
     for number in range(5):
         rng = np.random.default_rng(number)
         places = [(int(p) // 8, int(p) % 8) for p in rng.permutation(200)[:8]]
@@ -104,11 +106,26 @@ def test_forty_bad_samples_in_a_thousand(make: Any, reward_file: Any, backend: s
         while scorer_processes() != expected and time.monotonic() < deadline:
             time.sleep(0.05)
         assert scorer_processes() == expected
+        memory.append(resident_mb())
+    assert memory[-1] - memory[1] < 40, memory
+
+
+def resident_mb() -> float:
+    """Resident memory of this process and of all scorer processes."""
+    pages = 0
+    for pid in (str(os.getpid()), *scorer_pids()):
+        with contextlib.suppress(OSError):
+            pages += int(Path("/proc", pid, "statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def scorer_processes() -> int:
+    return len(scorer_pids())
+
+
+def scorer_pids() -> list[str]:
     """Scorer processes on this machine that were started from this test run's code."""
-    count = 0
+    found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -118,24 +135,24 @@ def scorer_processes() -> int:
             except OSError:
                 continue
             if b"areno.materialize.scorer_child import main" in command and state != "Z" and parent != "1":
-                count += 1
-    return count
+                found.append(entry.name)
+    return found
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("isolate", [False, True])
-def test_actors_killed_at_random_change_nothing(make: Any, reward_file: Any, isolate: bool) -> None:
+def test_twenty_kills_in_a_run_change_nothing(make: Any, reward_file: Any) -> None:
     slow = "import time\ndef reward_fn(r):\n    time.sleep(0.02)\n    return r.tokens[-1] / 7\n"
-    materializer = make("ray", reward_file(slow), scoring=ScoringOptions(isolate=isolate))
-    clean = materializer.materialize(*step(16, 4, {}))
-    kills, stop = [], threading.Event()
+    materializer = make("ray", reward_file(slow))
+    materializer._queue._max_tries = 1000  # the kills have nothing to do with the shards they hit
+    kills: list[int] = []
+    stop = threading.Event()
 
     def killer() -> None:
         import ray
 
         rng = np.random.default_rng(0)
-        while not stop.wait(float(rng.uniform(0.2, 0.8))) and len(kills) < 10:
+        while not stop.wait(float(rng.uniform(0.05, 0.4))) and len(kills) < 20:
             actor = materializer._actors[int(rng.integers(2))]
             try:
                 pid = ray.get(actor.ready.remote(), timeout=20)
@@ -144,21 +161,51 @@ def test_actors_killed_at_random_change_nothing(make: Any, reward_file: Any, iso
                 continue
             kills.append(pid)
 
-    materializer._queue._max_tries = 1000  # the kills have nothing to do with the shards they hit
+    clean = [materializer.materialize(*step(16, 4, {}, seed, vocab=90)) for seed in range(3)]
+    undisturbed = weights_after(clean)
     thread = threading.Thread(target=killer)
     thread.start()
-    steps = 0
-    while thread.is_alive() or steps < 2:
-        batch = materializer.materialize(*step(16, 4, {}))
-        steps += 1
-        assert batch.rewards.tobytes() == clean.rewards.tobytes()
-        assert batch.advantages.tobytes() == clean.advantages.tobytes()
-        assert [p["input_ids"].tolist() for p in batch.train_packs(8)] == [
-            p["input_ids"].tolist() for p in clean.train_packs(8)
-        ]
+    rounds = 0
+    while thread.is_alive() or rounds == 0:
+        batches = [materializer.materialize(*step(16, 4, {}, seed, vocab=90)) for seed in range(3)]
+        for batch, expected in zip(batches, clean, strict=True):
+            assert batch.rewards.tobytes() == expected.rewards.tobytes()
+            assert batch.advantages.tobytes() == expected.advantages.tobytes()
+        assert weights_after(batches) == undisturbed
+        rounds += 1
     stop.set()
     thread.join()
-    assert len(kills) == 10
+    assert len(kills) == 20
+
+
+def weights_after(batches: list[MaterializedBatch]) -> bytes:
+    """The bits of a tiny policy's weights after one optimizer step per batch."""
+    from engine_fixtures import tiny_policy
+
+    from areno.api.loss_fns import policy_loss
+    from areno.config import TrainConfig
+    from areno.engine.learner import Learner, WindowCounts
+
+    policy = tiny_policy()
+    learner = Learner(policy, TrainConfig(lr=1e-2), policy_loss("grpo", clip_eps=0.2), temperature=1.0)
+    for batch in batches:
+        counts = WindowCounts(tokens=int(batch.learnable_tokens.sum()), sequences=batch.num_rows, packs=8)
+        learner.train_window(batch.train_packs(8), counts)
+    return b"".join(p.detach().numpy().tobytes() for p in policy.model.parameters())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_random_behaviours_through_ray(make: Any, reward_file: Any) -> None:
+    scoring = ScoringOptions(on_error="skip", timeout_s=0.3, retries=0)
+    materializer = make("ray", reward_file(HOOK), scoring=scoring)
+    rng = np.random.default_rng(0)
+    for seed in range(5):  # 5 steps of 1,000 samples
+        clean = materializer.materialize(*step(125, 8, {}, seed))
+        places = [(int(p) // 8, int(p) % 8) for p in rng.permutation(1000)[:30]]
+        behaviours = {place: str(rng.choice(QUICK)) for place in places} | {places[0]: "sleep"}
+        batch = materializer.materialize(*step(125, 8, behaviours, seed))
+        check(batch, clean, {p: what for p, what in behaviours.items() if what in CAUSES}, 8)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
