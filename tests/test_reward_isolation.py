@@ -141,6 +141,7 @@ def scorer_pids() -> list[str]:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_twenty_kills_in_a_run_change_nothing(make: Any, reward_file: Any) -> None:
     slow = "import time\ndef reward_fn(r):\n    time.sleep(0.02)\n    return r.tokens[-1] / 7\n"
     materializer = make("ray", reward_file(slow))
