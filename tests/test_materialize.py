@@ -35,6 +35,9 @@ def check_equal(batch: MaterializedBatch, rollout: RolloutBatch, items: list[Pro
     flat = [s.advantages[-1] for s in sequences if any(not m for m in s.prompt_mask)]
     kept = batch.response_lens > 0
     np.testing.assert_allclose(batch.advantages[kept], flat, rtol=1e-9, atol=1e-9)
+    for sequence, advantage in zip(sequences, batch.advantages.tolist(), strict=True):
+        # Equal to 1e-9 as just seen; with the same float64 values, the packs must be equal to the bit.
+        sequence.advantages = [0.0 if prompt else advantage for prompt in sequence.prompt_mask]
     if rollout.num_response_tokens and rollout.loss_mask_T is None:
         assert batch.logprob_mean == pytest.approx(float(np.mean(rollout.response_logprobs_T, dtype=np.float64)))
     for mini_bs in (1, 3, 100):
