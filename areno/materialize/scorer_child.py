@@ -40,6 +40,7 @@ def main(connection_fd: int, arena_fd: int, board_fd: int) -> None:
     """Serve until the other side hangs up."""
     _die_with_parent()
     connection = Connection(connection_fd)
+    signal.signal(STOP_SIGNAL, signal.SIG_IGN)  # until there is a call that it could stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the watcher, who ends this process
     hook: RewardHook | None = None
     with contextlib.suppress(EOFError, ConnectionError):

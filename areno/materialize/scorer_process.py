@@ -104,6 +104,7 @@ class _Turn:
     """One run of the child over some samples, and how far the watcher is with it."""
 
     indices: list[int]
+    begun: bool = False
     asked: int = IDLE
     asked_at: float = 0.0
     told_s: float = 0.0
@@ -200,13 +201,16 @@ class ProcessScorer:
         current, running_s = board.current, self._running_s(board)
         call = (current, board.finished)
         if current != IDLE:
+            turn.begun = True
             if turn.told_of != call:
                 turn.told_of, turn.told_s = call, FIRST_S / 2
             if running_s >= 2 * turn.told_s:
                 logger.warning(hang_line(self._source.path, records.place(current), running_s))
                 turn.told_s = running_s
         timeout_s = self._options.timeout_s
-        if timeout_s is None or running_s < timeout_s:
+        # Before the first call the child only reads its records: there is nothing to stop, and nobody to blame.
+        at_rest = current == IDLE and (self._kind == "plain" or not turn.begun)
+        if timeout_s is None or running_s < timeout_s or at_rest:
             turn.asked = IDLE
             return True
         if self._kind != "plain":
