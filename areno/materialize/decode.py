@@ -1,8 +1,8 @@
 """Token ids to text, equal to the tokenizer's own strings.
 
 Byte-level BPE tokenizers (GPT-2's kind, and so Llama 3, Qwen, DeepSeek, SmolLM) decode by joining bytes, so one table of
-each token's bytes and one numpy gather replace the tokenizer's loop. Every other kind takes the library's path.
-Axes: T tokens, N completions, V vocabulary, Y bytes.
+each token's bytes and one gather replace the tokenizer's loop. Every other kind takes the library's path.
+Axes: T tokens, N completions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from areno.materialize.rollout_batch import STOPPED, Int64, RolloutBatch
 
 RewardText = Literal["no-eos", "raw", "no-special"]
 
-# Tokens gathered at once: large enough to amortize numpy's calls, small enough that the temporaries stay in cache.
-_BLOCK_TOKENS = 1 << 15
+# Tokens gathered at once: large enough to amortize the calls, small enough that the temporaries stay in cache.
+_BLOCK_TOKENS = 1 << 17
 
 
 class RowDecoder(Protocol):
@@ -78,17 +79,11 @@ class LibraryDecoder:
 
 
 class ByteTable:
-    """The bytes of every token of a byte-level BPE vocabulary, in one buffer.
-
-    bytes_Y     uint8 [Y]    all tokens' bytes, concatenated
-    starts_V1   int32 [V+1]  token v is bytes_Y[s[v]:s[v]+lens_V1[v]]; the empty entry V is every id it lacks
-    lens_V1     int32 [V+1]
-    """
+    """The bytes of every token of a byte-level BPE vocabulary, as an Arrow array: text is what its `take` puts end to end."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
-        self.lens_V1 = np.array([len(token) for token in tokens] + [0], dtype=np.int32)
-        self.starts_V1 = (np.cumsum(self.lens_V1, dtype=np.int64) - self.lens_V1).astype(np.int32)
-        self.bytes_Y = np.frombuffer(b"".join(tokens), dtype=np.uint8)
+        # The empty entry behind the vocabulary stands for every id that it lacks.
+        self._bytes_V1 = pa.array([*tokens, b""], type=pa.binary())
 
     @classmethod
     def build(cls, tokenizer: Any, *, skip_special: bool) -> ByteTable | None:
@@ -120,39 +115,17 @@ class ByteTable:
     def _decode_block(self, tokens_T: npt.NDArray[np.int32], starts: list[int], stops: list[int]) -> list[str]:
         """Decode neighbouring rows with one gather over the tokens from the first row's start to the last one's stop."""
         base = starts[0]
-        ids = tokens_T[base : stops[-1]]
-        lens = self.lens_V1.take(ids, mode="clip")
-        ends = np.cumsum(lens, dtype=np.int64)
-        text = self._join(ids, lens, ends).data
-        edges = np.concatenate([np.zeros(1, dtype=np.int64), ends])
-        return [
-            str(text[a:b], "utf-8", "replace")
-            for a, b in zip(
-                edges[np.array(starts) - base].tolist(), edges[np.array(stops) - base].tolist(), strict=True
-            )
-        ]
-
-    def _join(self, ids: npt.NDArray[np.int32], lens: npt.NDArray[np.int32], ends: Int64) -> npt.NDArray[np.uint8]:
-        """uint8: the bytes of these tokens end to end; `lens` are their lengths and `ends` the running sum of them."""
-        if not lens.all():
-            filled = lens > 0
-            ids, lens, ends = ids[filled], lens[filled], ends[filled]
-        if ids.size == 0:
-            return np.zeros(0, dtype=np.uint8)
-        # Where each byte is read from: one step on within a token, and a jump where the next token begins. Summing
-        # steps costs less than repeating a start for every byte.
-        starts = self.starts_V1.take(ids, mode="clip")
-        source = np.ones(int(ends[-1]), dtype=np.int32)
-        source[0] = starts[0]
-        source[ends[:-1]] = starts[1:] - (starts + lens)[:-1] + 1
-        np.cumsum(source, dtype=np.int32, out=source)
-        # All positions are in range; `clip` only spares numpy's check of each.
-        return self.bytes_Y.take(source, mode="clip")
+        ids = np.minimum(tokens_T[base : stops[-1]], len(self._bytes_V1) - 1)
+        _, edges_buffer, text = self._bytes_V1.take(pa.array(ids)).buffers()
+        edges = np.frombuffer(edges_buffer, dtype=np.int32, count=ids.size + 1)
+        begins, ends = edges[np.array(starts) - base].tolist(), edges[np.array(stops) - base].tolist()
+        view = memoryview(text or b"")
+        return [str(view[a:b], "utf-8", "replace") for a, b in zip(begins, ends, strict=True)]
 
     def _agrees_with(self, backend: Any, added: list[int], skip_special: bool) -> bool:
         """Compare with the library on random rows, added tokens mixed in: a guard against kinds not thought of."""
         rng = np.random.default_rng(0)
-        rows = rng.integers(0, self.lens_V1.size, size=(64, 16))
+        rows = rng.integers(0, len(self._bytes_V1), size=(64, 16))
         if added:
             rows[:, ::4] = rng.choice(added, size=(64, 4))
         tokens_T = rows.reshape(-1).astype(np.int32)
