@@ -54,6 +54,21 @@ def get_all(refs: Sequence[Any], timeout_s: float, what: str) -> list[Any]:
         raise plain_error(error) from error
 
 
+def get_or_errors(refs: Sequence[Any]) -> list[Any]:
+    """The results of calls that are done, and in the places of those that failed their `RayError`."""
+    try:
+        return list(ray.get(list(refs)))
+    except RayError:
+        return [_get_or_error(ref) for ref in refs]
+
+
+def _get_or_error(ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except RayError as error:
+        return error
+
+
 def get_each(calls: Sequence[Any], timeout_s: float, what: str, died: Callable[[int], str]) -> list[Any]:
     """All results, in the order of the calls. The first failure ends the wait: the others may wait for the failed one.
 

@@ -25,8 +25,8 @@ from ray_workers.refs import RefPacks
 from ray_workers.train_group import TrainGroup
 from ray_workers.train_job import train_orders
 
-# Object-store bytes of a token at the peak: ids and logprobs of the rollout, and those of its flat pack.
-BYTES_PER_TOKEN = 16
+# Object-store bytes of tokens: an id, and with sampled ones their logprob. Each is there once.
+PROMPT_TOKEN_BYTES, RESPONSE_TOKEN_BYTES = 4, 8
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class RayExecutor:
     def train(self, batch: MaterializedBatch) -> TrainReport:
         plan = plan_step(batch, self._config, world_size=len(self._group))
         assert isinstance(batch.flat_packs, RefPacks)
-        reports = self._group.train(train_orders(plan, batch, len(self._group)), batch.flat_packs.refs, self._step)
+        reports = self._group.train(train_orders(plan, batch, len(self._group)), batch.flat_packs.chunks, self._step)
         report = merge_reports(reports)
         self._materializer.metrics.record_gap(report.first_forward_at - self._rollout_finished_at)
         return report
@@ -181,8 +181,9 @@ def resolve_on_gpu(config: RunConfig, gpus: float) -> bool:
 def step_bytes(config: RunConfig) -> int:
     """Object-store bytes of the longest step that the options allow."""
     rollout = config.rollout
-    rows = config.basic.batch_size * config.basic.n_samples
-    return rows * (rollout.max_prompt_tokens + rollout.max_new_tokens) * BYTES_PER_TOKEN
+    prompt = rollout.max_prompt_tokens * PROMPT_TOKEN_BYTES
+    responses = config.basic.n_samples * rollout.max_new_tokens * RESPONSE_TOKEN_BYTES
+    return config.basic.batch_size * (prompt + responses)
 
 
 def rollout_parts(num_prompts: int, config: RunConfig) -> list[tuple[int, int]]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from areno.api.data import PromptItem
-from areno.materialize.pack import FlatPack
 from areno.materialize.rollout_batch import RolloutBatch
 from areno.materialize.shard import Reward, ShardMaterializer, ShardOptions, ShardSummary, ShardTask
 from ray_workers.metrics import ShardMetrics
@@ -55,15 +54,15 @@ class MaterializeWorker:
             self._metrics = ShardMetrics(self._run, self._name)
         return os.getpid()
 
-    def run(self, chunk: RolloutBatch, order: ShardOrder) -> tuple[ShardSummary, FlatPack]:
+    def run(self, chunk: RolloutBatch, order: ShardOrder) -> ShardSummary:
         """Materialize a run of the chunk's groups; the arrays are views of the object store."""
         self.ready()
         assert self._shards is not None
         assert self._metrics is not None
         task = ShardTask(chunk.groups(order.start, order.stop), order.items, order.first_group, order.num_texts)
-        summary, pack = self._shards.run(task)
+        summary = self._shards.run(task)
         self._metrics.record(summary)
-        return summary, pack
+        return summary
 
 
 def light(items: Sequence[PromptItem]) -> tuple[PromptItem, ...]:

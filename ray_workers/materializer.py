@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,26 +24,28 @@ from areno.materialize.materializer import (
     pad_id_of,
     resolve_end_token_ids,
 )
-from areno.materialize.pack import FlatPack
 from areno.materialize.plan import plan_shards
 from areno.materialize.reward_hook import RewardSource
 from areno.materialize.rollout_batch import RolloutBatch
 from areno.materialize.scoring import ScoringOptions
 from areno.materialize.shard import DEFAULT_SCORING, Reward, ShardOptions, ShardSummary
-from ray_workers.calls import get_all, plain_error, span_of
+from ray_workers.calls import get_or_errors, plain_error, span_of
 from ray_workers.chunk import ChunkInfo
-from ray_workers.cluster import Cluster, check_free, demand_of, share_of
-from ray_workers.materialize_actor import MaterializeWorker, ShardOrder, light
+from ray_workers.cluster import Cluster
+from ray_workers.materialize_actor import ShardOrder, light
+from ray_workers.materialize_pool import MaterializePool
 from ray_workers.metrics import DriverMetrics
-from ray_workers.refs import RefPacks, StoredSpec, put, too_small_store
+from ray_workers.refs import RefPacks, put, too_small_store
+from ray_workers.shard_cut import ShardCut
 from ray_workers.shard_queue import Shard, ShardQueue
 
-START_TIMEOUT_S = 300.0
+# How often the driver looks up while it waits for the last shards, of which one may have lost its actor.
+LOOK_UP_S = 0.2
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A shard's order with the chunk that it is cut from. The chunk is freed when its last shard is done."""
+    """A shard's order with the chunk that it is cut from."""
 
     chunk: ray.ObjectRef[RolloutBatch]
     order: ShardOrder
@@ -53,9 +55,13 @@ class _Work:
 @dataclass(frozen=True)
 class _Running:
     worker: int
-    actor: Any
     shard: Shard[_Work]
-    pack: ray.ObjectRef[FlatPack]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    tokens: ray.ObjectRef[RolloutBatch]
+    num_rows: int
 
 
 class RayMaterializer:
@@ -64,7 +70,8 @@ class RayMaterializer:
     Args:
         num_workers: actors.
         shards_per_worker: how finely a chunk is cut at most, so that one slow shard does not hold up the rest.
-        min_shard_s: a shard that would take less, going by the step before, costs more to send than it saves.
+        min_shard_s: a shard that would take less, going by the step before, costs more to send than it saves (see
+            `ShardCut`).
         actor_options: passed to Ray for each actor (resources, scheduling); CPUs are shared out by default.
 
     Raises:
@@ -83,7 +90,7 @@ class RayMaterializer:
         advantages: AdvantageOptions = GROUP_RELATIVE,
         num_texts: int = 0,
         shards_per_worker: int = 4,
-        min_shard_s: float = 0.01,
+        min_shard_s: float = 0.005,
         actor_options: dict[str, Any] | None = None,
         run: str | None = None,
     ) -> None:
@@ -92,44 +99,32 @@ class RayMaterializer:
         self._cluster = Cluster.connect()
         self._run = uuid.uuid4().hex[:8] if run is None else run
         self._assembler = Assembler(scoring.on_error, advantages, pad_id_of(tokenizer))
-        self._shards_per_chunk = num_workers * shards_per_worker
-        self._min_shard_s = min_shard_s
-        self._seconds_per_token = math.inf
+        self._cut = ShardCut(num_workers, shards_per_worker, min_shard_s)
         self._num_texts = num_texts
         self._step = 0
         self._queue: ShardQueue[_Work] = ShardQueue(num_workers)
-        self._actors: list[Any] = []
-        self._replaced = 0
         self.metrics = DriverMetrics(self._run)
         self._reset()
         options = ShardOptions(text, scoring, resolve_end_token_ids(tokenizer, end_token_ids))
-        try:
-            # Held here, so that an actor that restarts finds it.
-            self._spec = StoredSpec(ray.put((tokenizer, source, options)))
-            self._start(num_workers, actor_options)
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as started:
+            started.callback(self._cluster.close)
+            resources = self._cluster.resources()
+            self._store_bytes = resources.object_store_bytes
+            spec = (tokenizer, source, options)
+            self._pool = MaterializePool(self._run, num_workers, resources, actor_options, spec)
+            started.callback(self._pool.close)
+            self._pool.start()
+            self._close = started.pop_all().close
 
-    def _start(self, num_workers: int, actor_options: dict[str, Any] | None) -> None:
-        resources = self._cluster.resources()
-        self._store_bytes = resources.object_store_bytes
-        self._actor_options = {"num_cpus": share_of(resources.cpus, num_workers), **(actor_options or {})}
-        # Reward functions may use signals, so they must run on the main thread, which they only do one at a time.
-        self._actor_options["max_concurrency"] = 1
-        check_free(demand_of(self._actor_options, num_workers))
-        for i in range(num_workers):
-            self._actors.append(self._new_actor(f"materialize-{i}"))
-        self.process_ids = get_all([a.ready.remote() for a in self._actors], START_TIMEOUT_S, "materialize actors")
-
-    def _new_actor(self, name: str) -> Any:
-        actor = ray.remote(MaterializeWorker)
-        options = {"name": name, "namespace": f"areno-{self._run}", **self._actor_options}
-        return actor.options(**options).remote(name, self._run, self._spec)
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the actors that were there at the start."""
+        return self._pool.process_ids
 
     def _reset(self) -> None:
         self._running: dict[ray.ObjectRef[ShardSummary], _Running] = {}
-        self._done: dict[int, tuple[ShardSummary, ray.ObjectRef[FlatPack]]] = {}
+        self._done: dict[int, ShardSummary] = {}
+        self._chunks: dict[int, _Chunk] = {}
         self._groups = self._rows = self._bytes = 0
         self._queue.clear()
 
@@ -144,7 +139,7 @@ class RayMaterializer:
         """
         if len(items) != chunk.num_groups:
             raise ValueError(f"{len(items)} prompt items for {chunk.num_groups} prompt groups.")
-        self._bytes += 2 * chunk.nbytes  # the chunk, and the flat packs made of it
+        self._bytes += chunk.nbytes
         if self._bytes > self._store_bytes:
             needed = self._bytes
             self._abandon()
@@ -165,7 +160,10 @@ class RayMaterializer:
     ) -> None:
         """A chunk that is in the object store already, at its place in the step; chunks may come in any order."""
         rows_G1 = np.concatenate([[0], np.cumsum(info.group_sizes_G)]) + first_row
-        for start, stop in plan_shards(info.group_tokens_G, self._shards_for(info)):
+        self._chunks[first_group] = _Chunk(chunk, int(info.group_sizes_G.sum()))
+        shards = self._cut.shards(int(info.group_tokens_G.sum()), self._queue.idle)
+        for start, stop in plan_shards(info.group_tokens_G, shards):
+            seconds = self._cut.seconds(int(info.group_tokens_G[start:stop].sum()))
             order = ShardOrder(
                 start,
                 stop,
@@ -174,15 +172,10 @@ class RayMaterializer:
                 max(self._num_texts - int(rows_G1[start]), 0),
             )
             name = f"step {self._step}, {span_of('prompt', first_group + start, first_group + stop)}"
-            self._queue.add(Shard(first_group + start, stop - start, _Work(chunk, order, name)))
-        self.advance(timeout_s=0)
-
-    def _shards_for(self, info: ChunkInfo) -> int:
-        """How many shards a chunk is worth."""
-        seconds = self._seconds_per_token * max(int(info.group_tokens_G.sum()), 1)
-        if self._min_shard_s == 0 or seconds >= self._min_shard_s * self._shards_per_chunk:
-            return self._shards_per_chunk
-        return max(round(seconds / self._min_shard_s), 1)
+            self._queue.add(Shard(first_group + start, stop - start, _Work(chunk, order, name), seconds))
+        self._hand_out()
+        if self._queue:
+            self.advance(timeout_s=0)
 
     def waiting_for(self) -> list[ray.ObjectRef[Any]]:
         """What `advance` would wait for, for callers that wait for other things too."""
@@ -201,10 +194,12 @@ class RayMaterializer:
         try:
             self._hand_out()
             while self._running:
-                ready, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
+                ready = self._wait(timeout_s)
                 if not ready:
                     return
-                self._take_in(ready[0])
+                for ref, result in zip(ready, get_or_errors(ready), strict=True):
+                    if ref in self._running:  # else it was lost with an earlier one
+                        self._take_in(ref, result)
                 self._hand_out()
                 if not to_the_end:
                     timeout_s = 0
@@ -212,8 +207,19 @@ class RayMaterializer:
             self._abandon()
             raise
 
+    def _wait(self, timeout_s: float | None) -> list[ray.ObjectRef[ShardSummary]]:
+        """Shards that are done; none only where there was a time limit."""
+        running = list(self._running)
+        if timeout_s is None and not self._queue:
+            # No actor waits for a shard of its own, so there is no need to wake up for each result.
+            ready, _ = ray.wait(running, num_returns=len(running), timeout=LOOK_UP_S)
+            if ready:
+                return list(ready)
+        ready, _ = ray.wait(running, num_returns=1 if timeout_s is None else len(running), timeout=timeout_s)
+        return list(ready)
+
     def gather(self) -> MaterializedBatch:
-        """The step as a batch, and a fresh start. The flat packs stay in the object store.
+        """The step as a batch, and a fresh start. The tokens stay in the object store.
 
         Raises:
             RewardError: a reward failed and the policy is to stop.
@@ -221,11 +227,14 @@ class RayMaterializer:
         """
         try:
             self.advance(timeout_s=None, to_the_end=True)
-            done = [self._done[key] for key in sorted(self._done)]
-            batch = self._assembler.assemble([s for s, _ in done], RefPacks([p for _, p in done]))
+            summaries = [self._done[key] for key in sorted(self._done)]
+            chunks = [self._chunks[key] for key in sorted(self._chunks)]
+            packs = RefPacks([chunk.tokens for chunk in chunks])
+            batch = self._assembler.assemble(summaries, packs, [chunk.num_rows for chunk in chunks])
             if tokens := int(batch.response_lens.sum()):
                 took = batch.timings
-                self._seconds_per_token = (took.decode_s + took.score_s + took.pack_s) / tokens
+                seconds = took.decode_s + took.score_s + took.pack_s
+                self._cut = replace(self._cut, seconds_per_token=seconds / tokens)
             return batch
         finally:
             self._abandon()
@@ -236,13 +245,7 @@ class RayMaterializer:
         self.metrics.step.set(step)
 
     def close(self) -> None:
-        actors, self._actors = self._actors, []
-        try:
-            if ray.is_initialized():
-                for actor in actors:
-                    ray.kill(actor)
-        finally:
-            self._cluster.close()
+        self._close()
 
     def __enter__(self) -> RayMaterializer:
         return self
@@ -255,37 +258,34 @@ class RayMaterializer:
     def _hand_out(self) -> None:
         while (assigned := self._queue.assign()) is not None:
             worker, shard = assigned
-            call = self._actors[worker].run.options(num_returns=2, name=f"materialize {shard.payload.name}")
-            summary, pack = call.remote(shard.payload.chunk, shard.payload.order)
-            self._running[summary] = _Running(worker, self._actors[worker], shard, pack)
+            work = shard.payload
+            summary = self._pool.call(worker, f"materialize {work.name}", work.chunk, work.order)
+            self._running[summary] = _Running(worker, shard)
         self.metrics.record_queue_length(len(self._queue))
 
-    def _take_in(self, ref: ray.ObjectRef[ShardSummary]) -> None:
+    def _take_in(self, ref: ray.ObjectRef[ShardSummary], result: ShardSummary | RayError) -> None:
         running = self._running[ref]
-        try:
-            summary = ray.get(ref)
-        except (RayActorError, OutOfMemoryError) as error:
-            # An actor works on its oldest shard; those behind it were only lost with it.
-            oldest = next(r for r in self._running.values() if r.actor is running.actor)
-            del self._running[ref]
-            self._replace(running.worker, running.actor)
-            self._queue.lost(running.worker, running.shard, type(error).__name__, guilty=oldest is running)
+        if isinstance(result, (RayActorError, OutOfMemoryError)):
+            self._replace(running.worker, type(result).__name__)
             return
-        except RayError as error:
-            raise plain_error(error) from error
+        if isinstance(result, RayError):
+            raise plain_error(result) from result
         del self._running[ref]
-        self._queue.finished(running.worker)
-        self._done[running.shard.first_group] = (summary, running.pack)
-        if summary.failures and self._assembler.on_error == "fail":
+        self._queue.finished(running.worker, running.shard)
+        self._done[running.shard.first_group] = result
+        if result.failures and self._assembler.on_error == "fail":
             self._queue.drop_after(running.shard.first_group)
 
-    def _replace(self, worker: int, dead: Any) -> None:
-        """A new actor in the place of a dead one, unless an earlier shard that died with it has seen to that."""
-        if self._actors[worker] is dead:
-            ray.kill(dead)  # it may only be out of reach
-            self._replaced += 1
-            self._actors[worker] = self._new_actor(f"materialize-{worker}-again-{self._replaced}")
-            self.metrics.add_actor_death()
+    def _replace(self, worker: int, cause: str) -> None:
+        """A new actor in the place of a dead one; what that one had goes back to the front of the queue.
+
+        It worked on the oldest of its shards (finished ones were taken in before); the others were only lost with it.
+        """
+        self._pool.replace(worker)
+        self.metrics.add_actor_death()
+        lost = [ref for ref, running in self._running.items() if running.worker == worker]
+        for ref in reversed(lost):
+            self._queue.lost(worker, self._running.pop(ref).shard, cause, guilty=ref is lost[0])
 
     def _abandon(self) -> None:
         """Let go of what is still running, whose results are not wanted, and begin afresh."""

@@ -44,8 +44,8 @@ class ShardMetrics:
 
     def record(self, summary: ShardSummary) -> None:
         """Add one shard."""
-        add(self._samples, summary.rewards_N.size)
-        add(self._tokens, int(summary.response_lens_N.sum()))
+        add(self._samples, summary.samples_N.size)
+        add(self._tokens, int(summary.samples_N["response_len"].sum()))
         add(self._failures, len(summary.failures))
         add(self._seconds["decode"], summary.decode_s)
         add(self._seconds["score"], summary.score_s)

@@ -26,14 +26,14 @@ class StoredSpec:
 
 
 class RefPacks(Sequence[FlatPack]):
-    """Flat packs in the object store, fetched (without a copy) only where somebody reads them here."""
+    """Flat packs of chunks in the object store, fetched (without a copy) only where somebody reads them here."""
 
-    def __init__(self, refs: Sequence[ray.ObjectRef[FlatPack]]) -> None:
-        self.refs = list(refs)
+    def __init__(self, chunks: Sequence[ray.ObjectRef[RolloutBatch]]) -> None:
+        self.chunks = list(chunks)
         self._fetched: dict[int, FlatPack] = {}
 
     def __len__(self) -> int:
-        return len(self.refs)
+        return len(self.chunks)
 
     @overload
     def __getitem__(self, index: int) -> FlatPack: ...
@@ -43,7 +43,7 @@ class RefPacks(Sequence[FlatPack]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if index not in self._fetched:
-            self._fetched[index] = ray.get(self.refs[index])
+            self._fetched[index] = FlatPack(ray.get(self.chunks[index]))
         return self._fetched[index]
 
     def __iter__(self) -> Iterator[FlatPack]:

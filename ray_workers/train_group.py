@@ -11,7 +11,6 @@ import ray
 from areno.api.models import SamplingParams
 from areno.config import RunConfig
 from areno.executor import TrainReport
-from areno.materialize.pack import FlatPack
 from areno.materialize.rollout_batch import RolloutBatch
 from ray_workers.calls import get_all, get_each, span_of
 from ray_workers.chunk import ChunkInfo
@@ -75,7 +74,7 @@ class TrainGroup:
         return info  # type: ignore[no-any-return]
 
     def train(
-        self, orders: Sequence[WorkerOrder], packs: Sequence[ray.ObjectRef[FlatPack]], step: int
+        self, orders: Sequence[WorkerOrder], chunks: Sequence[ray.ObjectRef[RolloutBatch]], step: int
     ) -> list[TrainReport]:
         """Have all workers train on their shares.
 
@@ -83,7 +82,7 @@ class TrainGroup:
             RunError: one of them failed; the others are not waited for.
         """
         calls = [
-            actor.train.options(name=f"train step {step}").remote(order.job, *(packs[i] for i in order.packs))
+            actor.train.options(name=f"train step {step}").remote(order.job, *(chunks[i] for i in order.chunks))
             for actor, order in zip(self._actors, orders, strict=True)
         ]
         return self._collect(calls, "train")

@@ -1,4 +1,4 @@
-"""Who trains on what, as messages: a dispatch plan becomes one job per train worker and the flat packs each needs."""
+"""Who trains on what, as messages: a dispatch plan becomes one job per train worker and the chunks that each needs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ray_workers.train_worker import MicroBatchJob, TrainJob
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """A worker's job and the positions (in the batch's `flat_packs`) of the packs that it reads, in the job's numbering."""
+    """A worker's job and the positions (in the batch's `flat_packs`) of the chunks that it reads, in the job's numbering."""
 
     job: TrainJob
-    packs: tuple[int, ...]
+    chunks: tuple[int, ...]
 
 
 def train_orders(plan: DispatchPlan, batch: MaterializedBatch, world_size: int) -> list[WorkerOrder]:
@@ -39,9 +39,9 @@ def train_orders(plan: DispatchPlan, batch: MaterializedBatch, world_size: int) 
 
 
 def _micro_batch_job(rows: Int64, batch: MaterializedBatch, needed: dict[int, int]) -> MicroBatchJob:
-    places = places_of(rows, batch.shard_offsets)
+    places = places_of(rows, batch.pack_offsets)
     return MicroBatchJob(
-        pack_R=np.array([needed.setdefault(shard, len(needed)) for shard, _ in places], dtype=np.int32),
+        pack_R=np.array([needed.setdefault(pack, len(needed)) for pack, _ in places], dtype=np.int32),
         row_R=np.array([row for _, row in places], dtype=np.int32),
         advantage_R=batch.advantages[rows],
     )

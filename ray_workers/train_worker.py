@@ -101,13 +101,14 @@ class TrainWorker:
         self._metrics.record_rollout(chunk.num_completions, chunk.num_response_tokens, time.monotonic() - began)
         return chunk, ChunkInfo.of(chunk)
 
-    def train(self, job: TrainJob, *packs: FlatPack) -> TrainReport:
-        """Lay out this worker's micro-batches from views of the flat packs, and take the step's optimizer steps.
+    def train(self, job: TrainJob, *chunks: RolloutBatch) -> TrainReport:
+        """Lay out this worker's micro-batches from views of the chunks, and take the step's optimizer steps.
 
         Raises:
             RunError: something is not finite; raised on every worker, whose weights are as before.
         """
         began = time.monotonic()
+        packs = [FlatPack(chunk) for chunk in chunks]
         first_forward = FirstUse()
         results: list[TrainStats] = []
         for micro_batches, counts in job.windows:

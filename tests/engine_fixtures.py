@@ -49,9 +49,9 @@ def random_rows(count: int, seed: int = 0, *, masked: bool = False) -> list[Trai
     for i in range(count):
         prompt, response = int(rng.integers(1, 6)), int(rng.integers(0, 24)) if i % 5 else 0
         tokens = rng.integers(3, VOCAB, prompt + response)
-        logprobs = np.where(np.arange(tokens.size) < prompt, 0, -rng.exponential(size=tokens.size)).astype(np.float32)
-        mask = (np.arange(tokens.size) >= prompt) & (rng.random(tokens.size) < 0.7) if masked else None
-        rows.append(TrainRow(tokens, logprobs, prompt, float(rng.normal()), mask))
+        logprobs = -rng.exponential(size=tokens.size)[prompt:].astype(np.float32)
+        mask = rng.random(tokens.size)[prompt:] < 0.7 if masked else None
+        rows.append(TrainRow(tokens[:prompt], tokens[prompt:], logprobs, float(rng.normal()), mask))
     return rows
 
 

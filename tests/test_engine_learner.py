@@ -56,12 +56,12 @@ class TestSiteLogprobs:
         padded = logprobs_of(model, padded_pack)
         expected = []
         for row in rows:
-            ids = torch.from_numpy(row.tokens_L)[None]
+            ids = torch.from_numpy(np.concatenate([row.prompt_P, row.response_R]))[None]
             logits = model(ids).logits[0, :-1] / 0.7
             values = logits.log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
-            keep = torch.arange(1, ids.shape[1]) >= row.prompt
-            if row.loss_mask_L is not None:
-                keep &= torch.from_numpy(row.loss_mask_L)[1:]
+            keep = torch.arange(1, ids.shape[1]) >= row.prompt_P.size
+            if row.loss_mask_R is not None:
+                keep[row.prompt_P.size - 1 :] &= torch.from_numpy(row.loss_mask_R)
             expected.append(torch.where(keep, values, 0.0))
         torch.testing.assert_close(packed, torch.cat(expected), atol=1e-9, rtol=0)
         for b, values in enumerate(expected):
@@ -119,9 +119,9 @@ class TestSiteLogprobs:
         values = logprobs_of(model, pack)[trainable_sites(pack)]
         expected = []
         for row in rows:
-            ids = torch.from_numpy(row.tokens_L)[None]
+            ids = torch.from_numpy(np.concatenate([row.prompt_P, row.response_R]))[None]
             logprobs = (model(ids).logits[0, :-1] / 0.7).log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
-            expected.append(logprobs[int(row.prompt) - 1 :])
+            expected.append(logprobs[row.prompt_P.size - 1 :])
         torch.testing.assert_close(values, torch.cat(expected), atol=1e-9, rtol=0)
 
 
@@ -168,7 +168,7 @@ class TestOneStep:
     def test_fillers_change_nothing(self, algo: str) -> None:
         rows = random_rows(4)
         packs = packs_of(rows, 2, "packed")
-        filler = packs_of([rows[1]._replace(loss_mask_L=np.zeros(rows[1].tokens_L.size, bool))], 1, "packed")
+        filler = packs_of([rows[1]._replace(loss_mask_R=np.zeros(rows[1].response_R.size, bool))], 1, "packed")
         counts = counts_of(rows, packs)
         without, _ = gradients(tiny_policy(torch.float64), packs, counts, LOSSES[algo])
         with_fillers, _ = gradients(tiny_policy(torch.float64), [*filler, *packs, *filler], counts, LOSSES[algo])

@@ -25,9 +25,8 @@ def grouped_rows(seed: int, groups: int = 3, samples: int = 4, prompt: int = 14)
         head = rng.integers(3, VOCAB, int(rng.integers(1, prompt)))
         for _ in range(samples):
             tail = rng.integers(3, VOCAB, int(rng.integers(0, 9)))
-            tokens = np.concatenate([head, tail])
-            mask = (np.arange(tokens.size) >= head.size) & (rng.random(tokens.size) < 0.8)
-            rows.append(TrainRow(tokens, np.zeros(tokens.size, dtype=np.float32), head.size, 1.0, mask))
+            mask = rng.random(tail.size) < 0.8
+            rows.append(TrainRow(head, tail, np.zeros(tail.size, dtype=np.float32), 1.0, mask))
     return rows
 
 
@@ -96,7 +95,7 @@ def test_fewer_tokens_go_through_the_model(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(model.base_model, "forward", counting)
     site_logprobs(model, packed_pack(rows), temperature=1.0, chunk_sites=64, plain_head=True)
-    assert seen[-1] < sum(r.tokens_L.size for r in rows) / 2
+    assert seen[-1] < sum(r.prompt_P.size + r.response_R.size for r in rows) / 2
 
 
 def test_a_model_with_windows_keeps_its_rows_whole() -> None:

@@ -72,9 +72,7 @@ def test_materialize() -> None:
     assert parameters(areno.materialize.RolloutBatch.from_rows) == [
         "prompts", "responses", "logprobs", "finish", "loss_masks", "policy_version",
     ]  # fmt: skip
-    assert fields(areno.materialize.FlatPack) == [
-        "input_ids_S", "logprobs_S", "offsets_N1", "prompt_lens_N", "loss_mask_S",
-    ]  # fmt: skip
+    assert fields(areno.materialize.FlatPack) == ["rollout"]
     assert fields(areno.materialize.ScoringOptions) == [
         "on_error", "timeout_s", "memory_gb", "isolate", "retries", "concurrency",
     ]  # fmt: skip

@@ -17,7 +17,6 @@ from areno.api import PromptBatch, PromptItem
 from areno.cli.main import main
 from areno.config import RunConfig, build
 from areno.errors import RunError
-from areno.materialize.pack import FlatPack
 from areno.materialize.rollout_batch import RolloutBatch
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -108,15 +107,14 @@ def refuse(self: Any, state: Any) -> None:
 def test_no_token_reaches_the_driver(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.exceptions import RaySystemError
 
-    for kind in (FlatPack, RolloutBatch):
-        monkeypatch.setattr(kind, "__setstate__", refuse, raising=False)
+    monkeypatch.setattr(RolloutBatch, "__setstate__", refuse, raising=False)
     for step in (1, 2, 3):
         batch = executor.materialize(executor.rollout(prompts(5), step))
         report = executor.train(batch)
         assert batch.num_rows == 15
         assert report.optimizer_steps == 1
         assert report.loss == report.loss
-    with pytest.raises(RaySystemError, match="a FlatPack reached the driver"):
+    with pytest.raises(RaySystemError, match="a RolloutBatch reached the driver"):
         next(iter(batch.flat_packs))
     monkeypatch.undo()
     assert len(list(batch.train_packs(4))) == 4
@@ -162,18 +160,18 @@ def test_a_rollout_does_not_depend_on_who_samples_it(executor: Any, inputs: dict
 
 def test_a_train_worker_cannot_write_to_the_data_of_another(executor: Any, ray_session: Any) -> None:
     batch = executor.materialize(executor.rollout(prompts(5), 5))
-    ref = batch.flat_packs.refs[0]
+    ref = batch.flat_packs.chunks[0]
 
-    def scribble(_: Any, pack: FlatPack) -> str:
+    def scribble(_: Any, chunk: RolloutBatch) -> str:
         try:
-            pack.logprobs_S[:] = 7.0
+            chunk.response_logprobs_T[:] = 7.0
         except ValueError as error:
             return str(error)
         return "written"
 
     first, second = executor._group._actors
     assert "read-only" in ray_session.get(first.__ray_call__.remote(scribble, ref))
-    highest = ray_session.get(second.__ray_call__.remote(lambda _, pack: float(pack.logprobs_S.max()), ref))
+    highest = ray_session.get(second.__ray_call__.remote(lambda _, chunk: float(chunk.response_logprobs_T.max()), ref))
     assert highest <= 0.0  # logprobs, not what the other one tried to write
 
 

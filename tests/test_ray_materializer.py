@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from strategies import items_for, rollouts
 from areno.api import PromptItem, RewardRecord
 from areno.errors import RunError
 from areno.materialize import LocalMaterializer, RolloutBatch
-from areno.materialize.pack import FlatPack
 
 ShardQueue = pytest.importorskip("ray_workers.shard_queue").ShardQueue
 
@@ -38,7 +38,7 @@ def pool(ray_session: Any, tokenizer: Any) -> Iterator[Any]:
 def use(pool: Any, workers: int, shards: int) -> Any:
     """The pool with its first actors only, and chunks cut into so many shards."""
     pool._queue = ShardQueue(workers)
-    pool._shards_per_chunk = shards
+    pool._cut = replace(pool._cut, workers=shards, shards_per_worker=1)
     return pool
 
 
@@ -90,32 +90,34 @@ def test_arrays_reach_the_actor_without_a_copy(pool: Any, ray_session: Any) -> N
         arrays = (chunk.response_tokens_T, chunk.response_logprobs_T, part.response_tokens_T, part.response_logprobs_T)
         return [(a.flags.owndata, a.flags.writeable) for a in arrays]
 
-    flags = ray_session.get(pool._actors[0].__ray_call__.remote(look, ray_session.put(rollout)))
+    flags = ray_session.get(pool._pool.actors[0].__ray_call__.remote(look, ray_session.put(rollout)))
     assert flags == [(False, False)] * 4
 
 
 def test_flat_packs_are_views_of_the_store_that_nobody_can_write_to(pool: Any) -> None:
     batch = pool.materialize(random_rollout(6, 6, 5000), items_of(6))
     for pack in batch.flat_packs:
-        assert not pack.input_ids_S.flags.owndata
-        assert not pack.logprobs_S.flags.writeable
-        with pytest.raises(ValueError, match="read-only"):
-            pack.logprobs_S[0] = 1.0
-        with pytest.raises(ValueError, match="WRITEABLE"):
-            pack.input_ids_S.flags.writeable = True
+        row = pack.row(3, 0.5)
+        for array in (row.prompt_P, row.response_R, row.logprobs_R):
+            assert not array.flags.owndata
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.flags.writeable = True
 
 
-def test_fetching_a_pack_again_takes_no_more_memory(ray_session: Any) -> None:
+def test_fetching_a_chunk_again_takes_no_more_memory(ray_session: Any) -> None:
     size = 12_500_000  # 100 MB
 
     @ray_session.remote(num_cpus=0.1)  # type: ignore[untyped-decorator]
     class Reader:
         def grown(self, refs: list[Any]) -> int:
-            read: list[FlatPack] = []
+            read: list[RolloutBatch] = []
             before = 0
             for _ in range(10):
                 read.append(ray_session.get(refs[0]))
-                assert float(read[-1].logprobs_S.sum()) + int(read[-1].input_ids_S.sum()) == size
+                chunk = read[-1]
+                assert float(chunk.response_logprobs_T.sum()) + int(chunk.response_tokens_T.sum()) == size
                 before = before or self.resident()  # modules are imported and every page is touched
             return self.resident() - before
 
@@ -123,13 +125,11 @@ def test_fetching_a_pack_again_takes_no_more_memory(ray_session: Any) -> None:
             pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
             return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
-    pack = FlatPack(
-        np.ones(size, np.int32), np.zeros(size, np.float32), np.array([0, size]), np.ones(1, np.int32), None
-    )
+    chunk = RolloutBatch.from_rows([[1]], [[np.ones(size, np.int32)]], [[np.zeros(size, np.float32)]])
     reader = Reader.remote()
-    grown = ray_session.get(reader.grown.remote([ray_session.put(pack)]))
+    grown = ray_session.get(reader.grown.remote([ray_session.put(chunk)]))
     ray_session.kill(reader)
-    assert grown < 0.2 * pack.nbytes
+    assert grown < 0.2 * chunk.nbytes
 
 
 def test_results_stand_in_prompt_order_when_the_first_shards_end_last(ray_materializer: Any, tokenizer: Any) -> None:

@@ -214,7 +214,7 @@ def script(start: Any, name: str, *args: str, **more: Any) -> dict[str, Any]:
 
 def test_100_steps_leave_the_store_as_it_was(start: Any) -> None:
     used = script(start, "store_usage.py")
-    assert used["pack_mb"] > 19
+    assert used["chunk_mb"] > 19
     assert used["spilled"] is False
     # How much of a step is freed already when it is looked at varies; a leak of one pack a step would fill the store.
     early, late = sum(used["mb"][10:40]) / 30, sum(used["mb"][70:]) / 30

@@ -104,11 +104,11 @@ def train(ray: Any, ranks: list[Any], settings: RunConfig, steps: list[Materiali
     world_size = settings.basic.world_size
     per_rank: list[list[tuple[TrainJob, list[Any]]]] = [[] for _ in range(world_size)]
     for batch in steps:
-        refs = [ray.put(pack) for pack in batch.flat_packs]
+        refs = [ray.put(pack.rollout) for pack in batch.flat_packs]
         for rank, order in enumerate(
             train_orders(plan_step(batch, settings, world_size=world_size), batch, world_size)
         ):
-            per_rank[rank].append((order.job, [refs[i] for i in order.packs]))
+            per_rank[rank].append((order.job, [refs[i] for i in order.chunks]))
     rendezvous = ray.get(ranks[0].open.remote(world_size))
     return ray.get([ranks[r].run.remote(r, settings, rendezvous, per_rank[r]) for r in range(world_size)])
 

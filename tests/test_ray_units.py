@@ -51,7 +51,7 @@ class TestShardQueue:
                 out.append(assigned)
             assert max([w for w, _ in out].count(w) for w in range(workers)) <= 2
             worker, shard = out.pop(rng.randrange(len(out)))
-            queue.finished(worker)
+            queue.finished(worker, shard)
             seen.append(shard.payload)
         assert sorted(seen) == list(range(len(sizes)))
 
@@ -61,7 +61,8 @@ class TestShardQueue:
             queue.add(Shard(i, 1, ""))
         taken = [queue.assign() for _ in range(5)]
         assert [t and t[0] for t in taken] == [0, 1, 0, 1, None]
-        queue.finished(1)
+        assert taken[1] is not None
+        queue.finished(*taken[1])
         again = queue.assign()
         assert again is not None
         assert (again[0], again[1].first_group) == (1, 4)
@@ -109,7 +110,7 @@ class TestPlanActors:
 def test_a_step_that_does_not_fit_into_the_store() -> None:
     needed = step_bytes(config(batch_size=128, n_samples=16, max_new_tokens=8192))
     with pytest.raises(
-        UsageError, match=r"needs 0\.28 GiB .* has 0\.10 GiB: pass --object-store-gb 0\.6, or lower --batch"
+        UsageError, match=r"needs 0\.13 GiB .* has 0\.10 GiB: pass --object-store-gb 0\.3, or lower --batch"
     ):
         check_store(needed, int(0.1 * GIB))
     check_store(needed, GIB)
@@ -208,7 +209,7 @@ def test_orders_name_every_row_once_and_only_the_packs_that_are_needed(
     rng = np.random.default_rng(seed)
     lens = rng.integers(1, 50, rows)
     edges = np.unique(np.concatenate([[0, rows], rng.integers(0, rows + 1, 4)]))
-    batch: Any = SimpleNamespace(shard_offsets=edges, advantages=np.arange(rows, dtype=np.float64))
+    batch: Any = SimpleNamespace(pack_offsets=edges, advantages=np.arange(rows, dtype=np.float64))
     plan = plan_dispatch(lens, lens, world_size=world_size, mini_bs=mini_bs)
     orders = train_orders(plan, batch, world_size)
     assert len({len(order.job.windows[0][0]) for order in orders}) == 1
@@ -219,10 +220,10 @@ def test_orders_name_every_row_once_and_only_the_packs_that_are_needed(
             for job in micro_batches:
                 used |= set(job.pack_R.tolist())
                 places = zip(job.pack_R.tolist(), job.row_R.tolist(), strict=True)
-                numbers = [int(edges[order.packs[pack]]) + row for pack, row in places]
+                numbers = [int(edges[order.chunks[pack]]) + row for pack, row in places]
                 assert numbers == job.advantage_R.tolist()
                 trained += numbers
-        assert used == set(range(len(order.packs)))
+        assert used == set(range(len(order.chunks)))
     assert sorted(trained) == list(range(rows))
 
 

@@ -154,7 +154,7 @@ def test_twenty_kills_in_a_run_change_nothing(make: Any, reward_file: Any) -> No
 
         rng = np.random.default_rng(0)
         while not stop.wait(float(rng.uniform(0.05, 0.4))) and len(kills) < 20:
-            actor = materializer._actors[int(rng.integers(2))]
+            actor = materializer._pool.actors[int(rng.integers(2))]
             try:
                 pid = ray.get(actor.ready.remote(), timeout=20)
                 os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """From rollout chunks to a batch that is ready to train on: the interface of both back ends, and the local one.
 
-Axes: G groups, N completions, K shards of a step.
+Axes: G groups, N completions, K chunks of a step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from areno.materialize.pack import FlatPack
 from areno.materialize.plan import split
 from areno.materialize.rollout_batch import Bool, Float32, Float64, Int64, RolloutBatch, UInt8, offsets_of
 from areno.materialize.scoring import OnError, SampleFailure, ScoringOptions
-from areno.materialize.shard import DEFAULT_SCORING, Reward, ShardMaterializer, ShardOptions, ShardSummary, ShardTask
+from areno.materialize.shard import (
+    DEFAULT_SCORING,
+    SAMPLE,
+    Reward,
+    ShardMaterializer,
+    ShardOptions,
+    ShardSummary,
+    ShardTask,
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class StageTimings:
 
 @dataclass(frozen=True)
 class MaterializedBatch:
-    """A step's rows in prompt order, with rewards and advantages; the token data stays in the shards' flat packs.
+    """A step's rows in prompt order, with rewards and advantages; the token data stays in the rollout's chunks.
 
     rewards, advantages     float64 [N]
     scored                  bool [N]     False: no reward; left out of baseline and loss
@@ -47,7 +55,7 @@ class MaterializedBatch:
     reward_seconds          float32 [N]
     finish                  uint8 [N]
     logprob_mean            mean over all own response tokens under the sampling policy; 0.0 without any
-    flat_packs              K packs; shard k holds rows shard_offsets[k]:shard_offsets[k+1]
+    flat_packs              K packs, one per chunk; pack k holds rows pack_offsets[k]:pack_offsets[k+1]
     components              name -> float64 [N], parts that rewards came with; NaN where one came without
     texts                   the first completions' texts, as many as were asked for
     """
@@ -67,7 +75,7 @@ class MaterializedBatch:
     failures: tuple[SampleFailure, ...]
     texts: tuple[str, ...]
     flat_packs: Sequence[FlatPack]
-    shard_offsets: Int64
+    pack_offsets: Int64
     pad_id: int
 
     @property
@@ -95,7 +103,7 @@ class MaterializedBatch:
     def train_pack(self, rows: Int64, *, layout: Layout) -> TrainPack:
         """The micro-batch of these rows; without rows, a filler of zero weight."""
         return train_pack_of(
-            self.flat_packs, self.shard_offsets, rows, self.advantages, self.scored, layout=layout, pad_id=self.pad_id
+            self.flat_packs, self.pack_offsets, rows, self.advantages, self.scored, layout=layout, pad_id=self.pad_id
         )
 
 
@@ -160,7 +168,8 @@ class LocalMaterializer:
         self._shards = ShardMaterializer(tokenizer, reward, options)
         self._assembler = Assembler(scoring.on_error, advantages, pad_id_of(tokenizer))
         self._num_texts = num_texts
-        self._done: list[tuple[ShardSummary, FlatPack]] = []
+        self._summaries: list[ShardSummary] = []
+        self._packs: list[FlatPack] = []
         self._groups = self._rows = 0
 
     def materialize(self, rollout: RolloutBatch, items: Sequence[PromptItem]) -> MaterializedBatch:
@@ -169,16 +178,18 @@ class LocalMaterializer:
 
     def submit(self, chunk: RolloutBatch, items: Sequence[PromptItem]) -> None:
         task = ShardTask(chunk, tuple(items), self._groups, max(self._num_texts - self._rows, 0))
-        self._done.append(self._shards.run(task))
+        self._summaries.append(self._shards.run(task))
+        self._packs.append(FlatPack(chunk))
         self._groups += chunk.num_groups
         self._rows += chunk.num_completions
 
     def gather(self) -> MaterializedBatch:
-        done, self._done, self._groups, self._rows = self._done, [], 0, 0
-        return self._assembler.assemble([summary for summary, _ in done], [pack for _, pack in done])
+        summaries, packs = self._summaries, self._packs
+        self._summaries, self._packs, self._groups, self._rows = [], [], 0, 0
+        return self._assembler.assemble(summaries, packs, [pack.num_rows for pack in packs])
 
     def close(self) -> None:
-        self._done = []
+        self._summaries, self._packs = [], []
         self._shards.close()
 
     def __enter__(self) -> LocalMaterializer:
@@ -198,11 +209,14 @@ class Assembler:
     advantages: AdvantageOptions
     pad_id: int
 
-    def assemble(self, summaries: Sequence[ShardSummary], packs: Sequence[FlatPack]) -> MaterializedBatch:
+    def assemble(
+        self, summaries: Sequence[ShardSummary], packs: Sequence[FlatPack], pack_rows: Sequence[int]
+    ) -> MaterializedBatch:
         """
         Args:
             summaries: of all shards, in prompt order.
-            packs: their flat packs, in the same order; not touched here.
+            packs: the rows of all chunks, in prompt order; not touched here.
+            pack_rows: how many rows each pack has.
 
         Raises:
             RewardError: a reward failed and the policy is to stop.
@@ -211,26 +225,28 @@ class Assembler:
         if failures and self.on_error == "fail":
             raise reward_error(failures[0])
         began = time.perf_counter()
-        rewards_N = _concat(summaries, "rewards_N", np.float64)
-        scored_N = _concat(summaries, "scored_N", np.bool_)
-        group_sizes_G = _concat(summaries, "group_sizes_G", np.int64)
+        none_N = np.zeros(0, dtype=SAMPLE)
+        samples_N = np.concatenate([none_N, *(summary.samples_N for summary in summaries)], dtype=SAMPLE)
+        columns = {name: np.ascontiguousarray(samples_N[name]) for name in SAMPLE.names or ()}
+        rewards_N, scored_N = columns["reward"], columns["scored"]
+        no_groups = np.zeros(0, dtype=np.int64)
+        group_sizes_G = np.concatenate([no_groups, *(summary.group_sizes_G for summary in summaries)])
         options = self.advantages
         advantages_N = compute_batch_group_advantages(
             rewards_N, group_sizes_G, eps=options.eps, scale=options.scale, baseline=options.baseline, mask=scored_N
         )
         advantage_s = time.perf_counter() - began
-        logprob_count = int(_concat(summaries, "logprob_counts_N", np.int64).sum())
-        logprob_sum = float(_concat(summaries, "logprob_sums_N", np.float64).sum())
+        logprob_sum, logprob_count = float(columns["logprob_sum"].sum()), int(columns["logprob_count"].sum())
         return MaterializedBatch(
             rewards=rewards_N,
             advantages=advantages_N,
             scored=scored_N,
             group_sizes=group_sizes_G,
-            row_lens=_concat(summaries, "row_lens_N", np.int64),
-            response_lens=_concat(summaries, "response_lens_N", np.int64),
-            trainable_tokens=_concat(summaries, "trainable_N", np.int64),
-            reward_seconds=_concat(summaries, "seconds_N", np.float32),
-            finish=_concat(summaries, "finish_N", np.uint8),
+            row_lens=columns["row_len"],
+            response_lens=columns["response_len"],
+            trainable_tokens=columns["trainable"],
+            reward_seconds=columns["seconds"],
+            finish=columns["finish"],
             logprob_mean=logprob_sum / logprob_count if logprob_count else 0.0,
             timings=StageTimings(
                 sum(s.decode_s for s in summaries),
@@ -242,7 +258,7 @@ class Assembler:
             failures=failures,
             texts=tuple(text for summary in summaries for text in summary.texts),
             flat_packs=packs,
-            shard_offsets=offsets_of([summary.rewards_N.size for summary in summaries]),
+            pack_offsets=offsets_of(pack_rows),
             pad_id=self.pad_id,
         )
 
@@ -274,11 +290,7 @@ def _components(summaries: Sequence[ShardSummary]) -> dict[str, Float64]:
     """Parts of the rewards over all shards, under the names that any of them has."""
     names = sorted({name for summary in summaries for name in summary.components})
     return {
-        name: np.concatenate([s.components.get(name, np.full(s.rewards_N.size, np.nan)) for s in summaries])
+        name: np.concatenate([s.components.get(name, np.full(s.samples_N.size, np.nan)) for s in summaries])
         for name in names
     }
 
-
-def _concat(summaries: Sequence[ShardSummary], name: str, dtype: Any) -> Any:
-    arrays = [getattr(summary, name) for summary in summaries]
-    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=dtype)

@@ -1,74 +1,49 @@
-"""Flat packs: a shard's prompt+response rows end to end, ready for a train worker.
+"""Flat packs: a rollout chunk's completions as rows of prompt and response, for whoever lays out micro-batches.
 
-Axes: G groups, N completions, S tokens of prompt+response. See `rollout_batch` for the others.
+Nothing is copied between rollout and micro-batch: a row is its group's prompt and its own response, both where the
+rollout has them, and the samples of a group share one prompt.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from areno.api.train_pack import TrainRow
-from areno.materialize.rollout_batch import Bool, Float32, Int32, Int64, RolloutBatch, offsets_of
+from areno.materialize.rollout_batch import RolloutBatch
 
 
 @dataclass(frozen=True)
 class FlatPack:
-    """Rows of prompt+response tokens. Advantages are not in it: they are one float per row and arrive separately.
+    """The rows of a chunk, in its order. Advantages are not in it: they are one float per row and arrive separately."""
 
-    input_ids_S    int32 [S]
-    logprobs_S     float32 [S]   under the sampling policy, 0 on the prompt
-    offsets_N1     int64 [N+1]   row i is positions o[i]:o[i+1]
-    prompt_lens_N  int32 [N]
-    loss_mask_S    bool [S]      False on the prompt and where a response token is not the model's own; None masks nothing
-    """
-
-    input_ids_S: Int32
-    logprobs_S: Float32
-    offsets_N1: Int64
-    prompt_lens_N: Int32
-    loss_mask_S: Bool | None
+    rollout: RolloutBatch
 
     @property
     def num_rows(self) -> int:
-        return self.prompt_lens_N.size
-
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.input_ids_S, self.logprobs_S, self.offsets_N1, self.prompt_lens_N, self.loss_mask_S)
-        return sum(array.nbytes for array in arrays if array is not None)
+        return self.rollout.num_completions
 
     def row(self, i: int, advantage: float, *, learn: bool = True) -> TrainRow:
         """Row i as views. With `learn=False` (its reward is missing) no token of it is trained on."""
-        span = slice(self.offsets_N1.item(i), self.offsets_N1.item(i + 1))
-        loss_mask_L = None if self.loss_mask_S is None else self.loss_mask_S[span]
+        rollout = self.rollout
+        p0, p1, r0, r1 = self._bounds[i]
+        loss_mask_R = None if rollout.loss_mask_T is None else rollout.loss_mask_T[r0:r1]
         if not learn:
-            loss_mask_L = np.zeros(span.stop - span.start, dtype=np.bool_)
+            loss_mask_R = np.zeros(r1 - r0, dtype=np.bool_)
         return TrainRow(
-            self.input_ids_S[span], self.logprobs_S[span], self.prompt_lens_N.item(i), advantage, loss_mask_L
+            rollout.prompt_tokens_P[p0:p1],
+            rollout.response_tokens_T[r0:r1],
+            rollout.response_logprobs_T[r0:r1],
+            advantage,
+            loss_mask_R,
         )
 
-
-def pack_rollout(rollout: RolloutBatch) -> FlatPack:
-    """Lay each completion behind its group's prompt. One copy of every token, a loop over rows only."""
-    group_N = rollout.group_of_row_N
-    prompt_lens_N = rollout.prompt_lens_G[group_N]
-    offsets_N1 = offsets_of(prompt_lens_N + rollout.response_lens_N)
-    num_tokens = int(offsets_N1[-1])
-    input_ids_S = np.empty(num_tokens, dtype=np.int32)
-    logprobs_S = np.empty(num_tokens, dtype=np.float32)
-    loss_mask_S = None if rollout.loss_mask_T is None else np.empty(num_tokens, dtype=np.bool_)
-    prompts, responses = rollout.prompt_offsets_G1.tolist(), rollout.response_offsets_N1.tolist()
-    rows = zip(group_N.tolist(), offsets_N1.tolist(), responses, responses[1:], strict=False)
-    for group, start, first, last in rows:
-        middle = start + prompts[group + 1] - prompts[group]
-        stop = middle + last - first
-        input_ids_S[start:middle] = rollout.prompt_tokens_P[prompts[group] : prompts[group + 1]]
-        input_ids_S[middle:stop] = rollout.response_tokens_T[first:last]
-        logprobs_S[start:middle] = 0.0
-        logprobs_S[middle:stop] = rollout.response_logprobs_T[first:last]
-        if loss_mask_S is not None and rollout.loss_mask_T is not None:
-            loss_mask_S[start:middle] = False
-            loss_mask_S[middle:stop] = rollout.loss_mask_T[first:last]
-    return FlatPack(input_ids_S, logprobs_S, offsets_N1, prompt_lens_N.astype(np.int32), loss_mask_S)
+    @cached_property
+    def _bounds(self) -> list[tuple[int, int, int, int]]:
+        """Where each row's prompt and response begin and end, as Python numbers: numpy's are slow one by one."""
+        group_N = self.rollout.group_of_row_N
+        prompts_G1, responses_N1 = self.rollout.prompt_offsets_G1, self.rollout.response_offsets_N1
+        edges = (prompts_G1[group_N], prompts_G1[group_N + 1], responses_N1[:-1], responses_N1[1:])
+        return list(zip(*(edge.tolist() for edge in edges), strict=True))

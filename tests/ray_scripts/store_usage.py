@@ -1,4 +1,4 @@
-"""100 steps of 20 MB packs in a store of 300 MB, all actors on one CPU; prints how full the store was after each step, and
+"""100 steps of 20 MB chunks in a store of 300 MB, all actors on one CPU; prints how full the store was after each step, and
 whether anything was spilled."""
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from ray._private.internal_api import memory_summary
 from ray_support import items_of
 
 from areno.materialize import RolloutBatch
-from areno.materialize.pack import FlatPack
 from ray_workers import RayMaterializer
 
 CAPACITY = 300 << 20
@@ -23,10 +22,10 @@ def reward(record: object) -> float:
 
 
 class Reader:
-    """Reads flat packs as a train worker does."""
+    """Reads chunks as a train worker does."""
 
-    def read(self, *packs: FlatPack) -> tuple[int, int]:
-        return sum(pack.nbytes for pack in packs), sum(int(pack.input_ids_S[-1]) for pack in packs)
+    def read(self, *chunks: RolloutBatch) -> tuple[int, int]:
+        return sum(chunk.nbytes for chunk in chunks), sum(int(chunk.response_tokens_T[-1]) for chunk in chunks)
 
 
 def main() -> None:
@@ -47,17 +46,17 @@ def main() -> None:
         for step in range(100):
             materializer.begin_step(step)
             batch = materializer.materialize(rollout, items_of(4))
-            refs = batch.flat_packs.refs
-            assert len(refs) == 4
+            refs = batch.flat_packs.chunks
+            assert len(refs) == 1
             read = ray.get([reader.read.remote(*refs) for reader in readers])
             assert read[0] == read[1]
-            pack_bytes = read[0][0]
+            chunk_bytes = read[0][0]
             del refs, batch
             free = ray.available_resources()["object_store_memory"]
             used.append(round((CAPACITY - free) / 2**20))
         summary = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
     ray.shutdown()
-    print(json.dumps({"mb": used, "pack_mb": pack_bytes / 2**20, "spilled": "Spilled" in summary, "summary": summary}))
+    print(json.dumps({"mb": used, "chunk_mb": chunk_bytes / 2**20, "spilled": "Spilled" in summary, "summary": summary}))
 
 
 main()
