@@ -68,6 +68,19 @@ def test_a_shard_that_kills_every_actor_ends_the_step_with_its_prompts_named(ray
     assert batch.rewards.tolist() == [1.0] * 4
 
 
+def test_only_the_shard_that_an_actor_worked_on_is_blamed(ray_materializer: Any) -> None:
+    def deadly(record: RewardRecord) -> float:
+        if record.metadata["prompt_index"] == 3 and len(record.tokens) > 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1.0
+
+    # The first step makes shards look cheap, so that the second one's all go to the one actor at once.
+    materializer = ray_materializer(deadly, num_workers=1, shards_per_worker=8, min_shard_s=1e-9)
+    materializer.materialize(random_rollout(8, 2, 1), items_of(8))
+    with pytest.raises(RunError, match=r"died 3 times on prompt 3 .*reward calls kill it"):
+        materializer.materialize(random_rollout(8, 2, 40), items_of(8))
+
+
 def test_a_failing_reward_is_the_same_error_as_locally(ray_materializer: Any, tokenizer: Any, reward_file: Any) -> None:
     text = (
         "def reward_fn(record):\n"

@@ -25,6 +25,7 @@ pytest.importorskip("ray")
 from ray_workers import cluster
 from ray_workers.cluster import Cluster, ClusterOptions, Resources, check_store, plan_actors
 from ray_workers.executor import merge_reports, rollout_parts, step_bytes
+from ray_workers.shard_cut import ShardCut
 from ray_workers.shard_queue import Shard, ShardQueue
 from ray_workers.train_job import train_orders
 
@@ -67,6 +68,22 @@ class TestShardQueue:
         assert again is not None
         assert (again[0], again[1].first_group) == (1, 4)
 
+    def test_cheap_shards_go_out_ahead_to_whoever_has_the_least_to_do(self) -> None:
+        queue: ShardQueue[str] = ShardQueue(2)
+        for i, seconds in enumerate([0.04, 0.01, 0.01, 0.01, 0.01, 0.02, 0.04, 0.04, 0.04]):
+            queue.add(Shard(i, 1, "", seconds))
+        taken = [(w, s.first_group) for w, s in iter(queue.assign, None)]
+        assert taken == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4), (0, 5), (1, 6), (0, 7)]
+        assert (len(queue), queue.idle) == (1, 0)
+
+    def test_workers_without_work_are_idle(self) -> None:
+        queue: ShardQueue[str] = ShardQueue(3)
+        assert queue.idle == 3
+        queue.add(Shard(0, 1, ""))
+        assert queue.idle == 2
+        assert queue.assign() is not None
+        assert queue.idle == 2
+
     def test_tries_are_bounded_and_only_the_guilty_shard_is_blamed(self) -> None:
         queue: ShardQueue[str] = ShardQueue(1)
         queue.add(Shard(4, 3, ""))
@@ -79,6 +96,23 @@ class TestShardQueue:
         queue.lost(0, taken[7], "killed", guilty=False)
         with pytest.raises(RunError, match=r"died 3 times on prompts 4 to 6 \(killed\)"):
             queue.lost(0, taken[4], "killed", guilty=True)
+
+
+class TestShardCut:
+    @given(st.integers(1, 64), st.integers(1, 8), st.floats(0, 1), st.integers(0, 10**8), st.integers(0, 64))
+    def test_within_what_is_allowed(
+        self, workers: int, each: int, seconds_per_token: float, tokens: int, idle: int
+    ) -> None:
+        for rate in (seconds_per_token, math.inf):
+            cut = ShardCut(workers, each, 0.005, rate)
+            assert 1 <= cut.shards(tokens, min(idle, workers)) <= workers * each
+        assert ShardCut(workers, each, 0, seconds_per_token).shards(tokens, idle) == workers * each
+
+    def test_by_what_a_chunk_costs(self) -> None:
+        cut = ShardCut(4, 4, 0.005, seconds_per_token=1e-6)
+        assert [cut.shards(tokens, idle=4) for tokens in (0, 9_000, 11_000, 30_000)] == [1, 1, 2, 4]
+        assert [cut.shards(tokens, idle=0) for tokens in (30_000, 110_000, 410_000, 10**7)] == [1, 2, 8, 16]
+        assert ShardCut(4, 4, 0.005).shards(10, idle=4) == 16  # nothing is known of the first step
 
 
 class TestPlanActors:
