@@ -77,7 +77,7 @@ def test_only_the_shard_that_an_actor_worked_on_is_blamed(ray_materializer: Any)
     # The first step makes shards look cheap, so that the second one's all go to the one actor at once.
     materializer = ray_materializer(deadly, num_workers=1, shards_per_worker=8, min_shard_s=1e-9)
     materializer.materialize(random_rollout(8, 2, 1), items_of(8))
-    with pytest.raises(RunError, match=r"died 3 times on prompt 3 .*reward calls kill it"):
+    with pytest.raises(RunError, match=r"died 3 times on prompts? (2 to )?3 .*reward calls kill it"):
         materializer.materialize(random_rollout(8, 2, 40), items_of(8))
 
 
