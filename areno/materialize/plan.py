@@ -152,8 +152,8 @@ def plan_shards(group_tokens_G: Int64 | Sequence[int], num_shards: int) -> list[
     A group without tokens counts as one, so that reward calls on empty completions are spread too.
     """
     weights_G = np.maximum(np.asarray(group_tokens_G, dtype=np.int64), 1)
-    if weights_G.size == 0:
-        return []
+    if num_shards == 1 or weights_G.size == 0:
+        return [(0, weights_G.size)] if weights_G.size else []
     ends_G = np.cumsum(weights_G)
     # Where each shard should end: the group boundary nearest to an even share of all tokens.
     targets = ends_G[-1] * np.arange(1, num_shards) / num_shards
