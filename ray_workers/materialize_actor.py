@@ -12,7 +12,6 @@ from areno.materialize.rollout_batch import RolloutBatch
 from areno.materialize.shard import Reward, ShardMaterializer, ShardOptions, ShardSummary, ShardTask
 from ray_workers.metrics import ShardMetrics
 
-
 LightItem = tuple[str, list[str] | None, dict[str, Any]]
 """Prompt, solutions and record of a `PromptItem`."""
 

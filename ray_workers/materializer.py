@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +24,6 @@ from areno.materialize.materializer import (
     pad_id_of,
     resolve_end_token_ids,
 )
-from areno.materialize.plan import plan_shards
 from areno.materialize.reward_hook import RewardSource
 from areno.materialize.rollout_batch import RolloutBatch
 from areno.materialize.scoring import ScoringOptions
@@ -161,9 +160,7 @@ class RayMaterializer:
         """A chunk that is in the object store already, at its place in the step; chunks may come in any order."""
         rows_G1 = np.concatenate([[0], np.cumsum(info.group_sizes_G)]) + first_row
         self._chunks[first_group] = _Chunk(chunk, int(info.group_sizes_G.sum()))
-        shards = self._cut.shards(int(info.group_tokens_G.sum()), self._queue.idle)
-        for start, stop in plan_shards(info.group_tokens_G, shards):
-            seconds = self._cut.seconds(int(info.group_tokens_G[start:stop].sum()))
+        for start, stop, seconds in self._cut.shards(info, self._queue.idle):
             order = ShardOrder(
                 start,
                 stop,
@@ -231,10 +228,7 @@ class RayMaterializer:
             chunks = [self._chunks[key] for key in sorted(self._chunks)]
             packs = RefPacks([chunk.tokens for chunk in chunks])
             batch = self._assembler.assemble(summaries, packs, [chunk.num_rows for chunk in chunks])
-            if tokens := int(batch.response_lens.sum()):
-                took = batch.timings
-                seconds = took.decode_s + took.score_s + took.pack_s
-                self._cut = replace(self._cut, seconds_per_token=seconds / tokens)
+            self._cut = self._cut.learn_from(batch)
             return batch
         finally:
             self._abandon()

@@ -23,6 +23,7 @@ from areno.materialize.plan import plan_dispatch
 pytest.importorskip("ray")
 
 from ray_workers import cluster
+from ray_workers.chunk import ChunkInfo
 from ray_workers.cluster import Cluster, ClusterOptions, Resources, check_store, plan_actors
 from ray_workers.executor import merge_reports, rollout_parts, step_bytes
 from ray_workers.shard_cut import ShardCut
@@ -99,20 +100,47 @@ class TestShardQueue:
 
 
 class TestShardCut:
-    @given(st.integers(1, 64), st.integers(1, 8), st.floats(0, 1), st.integers(0, 10**8), st.integers(0, 64))
-    def test_within_what_is_allowed(
-        self, workers: int, each: int, seconds_per_token: float, tokens: int, idle: int
+    @given(
+        st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 64)), max_size=40),
+        st.integers(1, 16),
+        st.integers(1, 8),
+        st.sampled_from([0.0, 1e-8, 1e-5, math.inf]),
+        st.sampled_from([0.0, 1e-5, 1.0]),
+        st.sampled_from([0.0, 0.005]),
+        st.integers(0, 16),
+    )
+    def test_every_group_once_and_in_order(
+        self,
+        groups: list[tuple[int, int]],
+        workers: int,
+        each: int,
+        per_token: float,
+        per_completion: float,
+        min_shard_s: float,
+        idle: int,
     ) -> None:
-        for rate in (seconds_per_token, math.inf):
-            cut = ShardCut(workers, each, 0.005, rate)
-            assert 1 <= cut.shards(tokens, min(idle, workers)) <= workers * each
-        assert ShardCut(workers, each, 0, seconds_per_token).shards(tokens, idle) == workers * each
+        chunk = ChunkInfo(np.array([g[0] for g in groups], np.int64), np.array([g[1] for g in groups], np.int64))
+        shards = ShardCut(workers, each, min_shard_s, per_token, per_completion).shards(chunk, min(idle, workers))
+        assert [g for start, stop, _ in shards for g in range(start, stop)] == list(range(len(groups)))
+        assert len(shards) <= workers * each
+        assert all(seconds >= 0 for _, _, seconds in shards)
 
     def test_by_what_a_chunk_costs(self) -> None:
-        cut = ShardCut(4, 4, 0.005, seconds_per_token=1e-6)
-        assert [cut.shards(tokens, idle=4) for tokens in (0, 9_000, 11_000, 30_000)] == [1, 1, 2, 4]
-        assert [cut.shards(tokens, idle=0) for tokens in (30_000, 110_000, 410_000, 10**7)] == [1, 2, 8, 16]
-        assert ShardCut(4, 4, 0.005).shards(10, idle=4) == 16  # nothing is known of the first step
+        chunk = ChunkInfo(np.full(32, 1000), np.full(32, 8))
+
+        def number(seconds: float, idle: int, workers: int = 4) -> int:
+            return len(ShardCut(workers, 4, 0.005, seconds / 32_000).shards(chunk, idle))
+
+        assert [number(s, idle=4) for s in (0, 0.009, 0.011, 0.03)] == [1, 1, 2, 4]
+        # Without idle actors, only to even out, and equally many for each.
+        assert [number(s, idle=0) for s in (0.03, 0.19, 0.21, 0.41, 10)] == [1, 1, 4, 8, 16]
+        assert number(math.inf, idle=4) == 16  # nothing is known of the first step
+
+    def test_shards_of_equal_cost_not_of_equal_tokens(self) -> None:
+        chunk = ChunkInfo(np.array([9000, 1000, 1000, 1000]), np.full(4, 8))
+        even = ShardCut(2, 1, 0.005, 1e-9, 0.05).shards(chunk, idle=2)
+        assert [(a, b) for a, b, _ in even] == [(0, 2), (2, 4)]
+        assert [round(s, 3) for _, _, s in even] == [0.8, 0.8]
 
 
 class TestPlanActors:

@@ -293,4 +293,3 @@ def _components(summaries: Sequence[ShardSummary]) -> dict[str, Float64]:
         name: np.concatenate([s.components.get(name, np.full(s.samples_N.size, np.nan)) for s in summaries])
         for name in names
     }
-

@@ -146,16 +146,19 @@ def split(rows: Rows, row_lens_N: Int64, *, mini_bs: int | None, max_tokens: int
     return [np.array(sorted(members), dtype=np.int64) for _, members in bins]
 
 
-def plan_shards(group_tokens_G: Int64 | Sequence[int], num_shards: int) -> list[tuple[int, int]]:
-    """Cut groups into at most `num_shards` runs (start, stop) of about the same number of tokens, none of them empty.
+def plan_shards(weights_G: Int64 | Float64 | Sequence[float], num_shards: int) -> list[tuple[int, int]]:
+    """Cut groups into at most `num_shards` runs (start, stop) of about the same weight (tokens, or seconds), none of them
+    empty.
 
-    A group without tokens counts as one, so that reward calls on empty completions are spread too.
+    A group that weighs nothing counts as the lightest of the others, so that reward calls on empty completions are spread
+    too.
     """
-    weights_G = np.maximum(np.asarray(group_tokens_G, dtype=np.int64), 1)
+    weights_G = np.asarray(weights_G, dtype=np.float64)
     if num_shards == 1 or weights_G.size == 0:
         return [(0, weights_G.size)] if weights_G.size else []
-    ends_G = np.cumsum(weights_G)
-    # Where each shard should end: the group boundary nearest to an even share of all tokens.
+    lightest = np.min(weights_G, where=weights_G > 0, initial=np.inf)
+    ends_G = np.cumsum(np.maximum(weights_G, lightest if np.isfinite(lightest) else 1.0))
+    # Where each shard should end: the group boundary nearest to an even share of the whole.
     targets = ends_G[-1] * np.arange(1, num_shards) / num_shards
     right = np.searchsorted(ends_G, targets)
     before = np.where(right > 0, ends_G[np.maximum(right - 1, 0)], 0)

@@ -96,4 +96,3 @@ def _hook(place: str, name: str, fn: Any) -> RewardHook:
             raise UsageError(f"{place}: {name} is async: make it a plain function, or define `async def reward_fn`.")
         return RewardHook(place, fn, "batch")
     return RewardHook(place, fn, "async" if is_async else "plain")
-

@@ -14,7 +14,7 @@ from areno.api import PromptItem
 from areno.materialize import LocalMaterializer, RolloutBatch
 from benches.case import SCRIPTS, Case, compare, take_turns
 from benches.inputs import Size, load_tokenizer, prompt_items, rollout_arrays, size_of
-from benches.ray_session import materializer, ray_session
+from benches.ray_session import materializer, ray_session, warm_up
 
 LOCAL = "ours, local"
 ACTORS = (1, 2)
@@ -61,6 +61,8 @@ def measure(
         there[f"ray {actors}"] = materializer(tokenizer, str(reward), actors)
     try:
         results = {name: bits(m.materialize(rollout, items)) for name, m in there.items()}
+        for m in there.values():
+            warm_up(step(m, rollout, items))
         times = take_turns({name: step(m, rollout, items) for name, m in there.items()}, rounds, limit_s=25)
     finally:
         for m in there.values():

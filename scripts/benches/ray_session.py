@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +38,16 @@ def ray_session(store_bytes: int = 2 << 30) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def warm_up(step: Callable[[], Any], seconds: float = 2.5, steps: int = 60) -> None:
+    """Until pages of the object store are used again: Ray frees objects once a second, and the first use of a page costs
+    more than the copy that goes there. A training run is past that after its first steps."""
+    end = time.monotonic() + seconds
+    for _ in range(steps):
+        step()
+        if time.monotonic() > end:
+            return
 
 
 def materializer(tokenizer: Any, reward: str, actors: int) -> RayMaterializer:

@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from areno.materialize import LocalMaterializer, RolloutBatch
 from benches.case import Case, compare
 from benches.inputs import Size, load_tokenizer, prompt_items, rollout_arrays
 from benches.ray import BUSY, TRIVIAL
-from benches.ray_session import materializer, ray_session
+from benches.ray_session import materializer, ray_session, warm_up
+from ray_workers.chunk import ChunkInfo
+from ray_workers.shard_cut import ShardCut
 
 GPUS = 8
-SHARDS_PER_ACTOR = 4
+SHARDS_PER_ACTOR, MIN_SHARD_S = 4, 0.005  # as RayMaterializer
 REWARDS_S = (0.0, 0.005, 0.05, 0.5)
 BUSY_S = 0.005
 
@@ -65,7 +67,9 @@ def local_step(units: Units, size: Size, reward_s: float) -> float:
 
 def ray_step(units: Units, size: Size, reward_s: float, *, actors: int, cores: int, trainers: int) -> Step:
     """A step through `actors`, its chunks put and its micro-batches laid out by `trainers` at a time."""
-    shards = min(size.groups, actors * SHARDS_PER_ACTOR)
+    cut = ShardCut(actors, SHARDS_PER_ACTOR, MIN_SHARD_S, units.token + units.store, units.sample + reward_s)
+    groups_G = np.full(size.groups, size.tokens // size.groups), np.full(size.groups, size.samples)
+    shards = len(cut.shards(ChunkInfo(*groups_G), idle=actors))
     tokens_s = size.tokens / shards * (units.token + units.store)
     scoring_s = size.completions / shards * (units.sample + reward_s)
     work = tokens_s + scoring_s + (units.shard - units.driver)
@@ -110,7 +114,8 @@ def measure_units(tokenizer: Any, reward: str, size: Size, rounds: int) -> Units
     token = (whole - sample * size.completions) / size.tokens
     with materializer(tokenizer, reward, 1) as one:
         few, many = empty_step(4), empty_step(32)
-        one._shards_per_chunk = 32
+        as_usual = one._cut
+        one._cut = replace(as_usual, shards_per_worker=32, min_shard_s=0)
         times, driver = {}, {}
         for groups, (nothing, its_items) in ((4, few), (32, many)):
             main = time.thread_time()
@@ -118,9 +123,10 @@ def measure_units(tokenizer: Any, reward: str, size: Size, rounds: int) -> Units
             driver[groups] = (time.thread_time() - main) / (3 * rounds + 1)
         shard = max((times[32] - times[4]) / 28 - sample, 1e-5)
         start = max(times[4] - 4 * (shard + sample), 0.0)
-        one._shards_per_chunk = SHARDS_PER_ACTOR
+        one._cut = replace(as_usual, shards_per_worker=SHARDS_PER_ACTOR, min_shard_s=0)
         import ray
 
+        warm_up(lambda: one.materialize(rollout, items))
         put = median_s(lambda: ray.put(rollout), rounds) / size.tokens
         through = median_s(lambda: one.materialize(rollout, items), rounds)
     rest = through - start - SHARDS_PER_ACTOR * shard - sample * size.completions
@@ -170,6 +176,7 @@ def check(units: Units, tokenizer: Any, trivial: str, busy: str, scale: int, rou
                 there = materializer(tokenizer, reward, actors)
                 predicted = ray_step(units, size, reward_s, actors=actors, cores=cores, trainers=1).total
             with there:
+                warm_up(lambda t=there, r=rollout, i=items: one_step(t, r, i))
                 measured = [1e3 * s for s in seconds(lambda t=there, r=rollout, i=items: one_step(t, r, i), rounds)]
             off = 1e3 * predicted / statistics.median(measured) - 1
             where = f"{actors} actor{'s' if actors > 1 else ''}" if actors else "local"
