@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from areno.api import PromptItem
 from areno.materialize import LocalMaterializer, RolloutBatch
@@ -55,31 +54,29 @@ def run(rounds: int, quick: bool) -> list[Case]:
 def measure(
     tokenizer: Any, reward: Path, rollout: RolloutBatch, items: list[PromptItem], case: str, rounds: int
 ) -> list[Case]:
-    """One case per number of actors; their rewards and advantages must equal the local ones bit for bit."""
-    there: dict[str, Any] = {LOCAL: LocalMaterializer(tokenizer, str(reward), text="raw")}
-    for actors in ACTORS:
-        there[f"ray {actors}"] = materializer(tokenizer, str(reward), actors)
-    try:
-        results = {name: bits(m.materialize(rollout, items)) for name, m in there.items()}
-        for m in there.values():
-            warm_up(step(m, rollout, items))
-        times = take_turns({name: step(m, rollout, items) for name, m in there.items()}, rounds, limit_s=25)
-    finally:
-        for m in there.values():
-            m.close()
-    local = [1e3 * turn[1] for turn in times[LOCAL]]
+    """One case per number of actors, each in turn with the local one, whose rewards and advantages theirs must equal bit
+    for bit."""
+    tokens, rows = rollout.num_response_tokens, rollout.num_completions
     cases = []
     for actors in ACTORS:
-        name = f"ray {actors}"
-        same = "equal bit for bit" if results[name] == results[LOCAL] else "results DIFFER"
-        gathered, ready = ([1e3 * turn[i] for turn in times[name]] for i in (0, 1))
+        with (
+            LocalMaterializer(tokenizer, str(reward), text="raw") as local,
+            materializer(tokenizer, str(reward), actors) as there,
+        ):
+            sides = {"local": step(local, rollout, items), "ray": step(there, rollout, items)}
+            same = bits(there.materialize(rollout, items)) == bits(local.materialize(rollout, items))
+            for side in sides.values():
+                warm_up(side)
+            times = take_turns(sides, rounds, limit_s=25)
+        gathered, ready = ({who: [1e3 * turn[i] for turn in turns] for who, turns in times.items()} for i in (0, 1))
         details = {
-            "gathered_ms": round(float(np.median(gathered)), 3),
-            "local_gathered_ms": round(1e3 * float(np.median([turn[0] for turn in times[LOCAL]])), 3),
+            "gathered_ms": round(statistics.median(gathered["ray"]), 3),
+            "local_gathered_ms": round(statistics.median(gathered["local"]), 3),
         }
-        tokens, rows = rollout.num_response_tokens, rollout.num_completions
+        note = "equal bit for bit" if same else "results DIFFER"
         label = f"{case}, {actors} actor{'s' if actors > 1 else ''}"
-        cases.append(compare("ray", label, tokens, rows, ready, LOCAL, local, note=same, details=details))
+        peer = LOCAL, ready["local"]
+        cases.append(compare("ray", label, tokens, rows, ready["ray"], *peer, note=note, details=details))
     return cases
 
 
