@@ -50,7 +50,7 @@ class StepMetrics:
     step_materialize_time_s: float
     decode_s: float
     score_s: float
-    pack_s: float
+    pack_s: float  # checks, sums and lengths: tokens are only laid out in training
     advantage_s: float
     rollout_train_gap_s: float
     tokens_per_s: float

@@ -34,7 +34,7 @@ class ShardMetrics:
 
     def __init__(self, run: str, worker: str) -> None:
         make = _Labelled(run, worker)
-        self._samples = make.counter("materialized_samples", "Completions decoded, scored and packed.")
+        self._samples = make.counter("materialized_samples", "Completions checked, decoded and scored.")
         self._tokens = make.counter("materialized_tokens", "Response tokens of those completions.")
         self._failures = make.counter("reward_failures", "Reward calls that failed.")
         self._seconds = {

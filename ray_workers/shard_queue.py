@@ -23,7 +23,7 @@ AHEAD_S = 0.1
 """Work that an actor may have before it. Within this time, how evenly shards are spread hardly matters."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shard(Generic[Payload]):
     """A shard on its way. `first_group` is its identity in the step, `seconds` how long it is expected to take (inf where
     nobody knows), `tries` how many workers died working on it."""

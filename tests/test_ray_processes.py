@@ -171,7 +171,7 @@ def test_a_signal_in_mid_step(
         ({"--ray-address": "127.0.0.1:1"}, "no Ray cluster answers at 127.0.0.1:1 "),
         (
             {"--object-store-gb": "0.1", "--batch-size": "512", "--max-new-tokens": "100000"},
-            "a step of the longest completions needs 1.54 GiB in Ray's object store, which has 0.10 GiB",
+            "a step of the longest completions needs 0.76 GiB in Ray's object store, which has 0.10 GiB",
         ),
     ],
     ids=["world size", "address", "object store"],

@@ -210,15 +210,48 @@ def test_random_behaviours_through_ray(make: Any, reward_file: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_math_verify_with_its_own_timeouts(make: Any, backend: str) -> None:
+def test_math_verify_with_its_own_timeouts(make: Any, tokenizer: Any, backend: str) -> None:
     pytest.importorskip("math_verify")
     example = Path(__file__).parent.parent / "examples/math/math_verify_reward.py"
-    rollout = RolloutBatch.from_rows([[1]] * 2, [[[10], [11]]] * 2, [[[-1.0], [-1.0]]] * 2)
+    answers = [[r"\boxed{42}", r"\boxed{41}", "I do not know."], [r"\boxed{0.5}", r"\boxed{\frac{2}{4}}", r"\boxed{2}"]]
+    rows = [[tokenizer.encode(text) for text in group] for group in answers]
+    rollout = RolloutBatch.from_rows([[1]] * 2, rows, [[[-1.0] * len(row) for row in group] for group in rows])
     items = [PromptItem("What is 6 times 7?", ["42"], [1], {}), PromptItem("A half?", [r"\frac{1}{2}"], [1], {})]
     for timeout_s in (None, 20.0):
         batch = make(backend, example, scoring=ScoringOptions(timeout_s=timeout_s)).materialize(rollout, items)
-        assert batch.rewards.tolist() == [0.0] * 4
+        assert batch.rewards.tolist() == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
         assert not batch.failures
+
+
+ALARMING = """import signal, time
+class TooLong(Exception): pass
+def late(*_): raise TooLong
+def reward_fn(record):
+    what = record.source_record["what"].get(record.metadata["sample_index"], "")
+    if what == "sleep": time.sleep(60)
+    old = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        while what == "spin": pass
+        return 1.0
+    except TooLong:
+        return -1.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_verifier_with_its_own_alarm_beside_our_limit(make: Any, reward_file: Any, backend: str) -> None:
+    materializer = make(backend, reward_file(ALARMING), scoring=ScoringOptions(on_error="skip", timeout_s=1.0))
+    behaviours = {(0, 1): "spin", (1, 0): "sleep", (1, 2): "spin", (2, 3): "spin"}
+    for _ in range(2):
+        batch = materializer.materialize(*step(4, 4, behaviours))
+        expected = np.ones(16)
+        expected[[1, 6, 11]] = -1.0
+        assert [(f.prompt_index, f.sample_index, f.cause) for f in batch.failures] == [(1, 0, "timeout")]
+        np.testing.assert_array_equal(batch.rewards[batch.scored], np.delete(expected, 4))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,22 @@ from benches.sides import AFTER, Side
 
 TRAIN_WORKERS = 8
 CHUNKS = 8
-CUTS = (1, CHUNKS)
-"""In how many chunks a rollout comes: as a whole, or from eight train workers."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a rollout comes: in how many chunks, and whether each is always cut into one shard per actor."""
+
+    chunks: int
+    always_cut: bool
+
+    def __str__(self) -> str:
+        chunks = f"in {self.chunks} chunk{'s' if self.chunks > 1 else ''}"
+        return f"{chunks}, always one shard per actor" if self.always_cut else chunks
+
+
+# As a whole, or from eight train workers; and so that the number of shards is the same whatever they cost.
+WAYS = (Way(1, False), Way(CHUNKS, False), Way(1, True))
 
 # 32 groups of 8, from 390 to 31,250 tokens a completion
 SIZES = {"100k": 100_000, "800k": 800_000, "4M": 4_000_000, "8M": 8_000_000}
@@ -37,20 +52,20 @@ def run(rounds: int, quick: bool) -> list[Case]:
         ours = driver_times(folder, paths, 3 * rounds)
         theirs = peer_times({n: p for n, p in paths.items() if SIZES[n] <= PEER_UP_TO}, rounds)
     cases = []
-    for (name, chunks), turns in ours.items():
+    for (name, way), turns in ours.items():
         size = sizes[name]
         cpu = [1e3 * turn[0] for turn in turns]
         main, wall = (1e3 * statistics.median(turn[i] for turn in turns) for i in (1, 2))
         note = f"CPU ms of the driver, {main:.1f} of them on its main thread; wall {wall:.1f} ms; 2 actors"
         details = {"main_thread_ms": round(main, 3), "wall_ms": round(wall, 3)}
         peer = (AFTER, theirs[name]) if name in theirs else (None, None)
-        case = f"{name} in {chunks} chunk{'s' if chunks > 1 else ''}"
+        case = f"{name} {way}"
         cases.append(compare("driver", case, size.tokens, size.completions, cpu, *peer, note=note, details=details))
     return cases
 
 
-def driver_times(folder: str, paths: dict[str, str], rounds: int) -> dict[tuple[str, int], list[Any]]:
-    """Seconds per step of size and number of chunks: CPU of all threads, of the main thread, and wall."""
+def driver_times(folder: str, paths: dict[str, str], rounds: int) -> dict[tuple[str, Way], list[Any]]:
+    """Seconds per step of a size that comes in a way: CPU of all threads, of the main thread, and wall."""
     reward = Path(folder, "trivial.py")
     reward.write_text(TRIVIAL)
     items = prompt_items(32)
@@ -59,11 +74,13 @@ def driver_times(folder: str, paths: dict[str, str], rounds: int) -> dict[tuple[
         materializer(load_tokenizer("deepseek"), str(reward), 2) as there,
     ):
         found = {}
+        as_usual = there._cut
         for name, path in paths.items():
             sampler = ray.remote(Sampler).options(num_cpus=1).remote(path)
-            for chunks in CUTS:
-                turns = [one_step(ray, there, sampler, items, chunks) for _ in range(rounds + 3)]
-                found[name, chunks] = turns[3:]
+            for way in WAYS:
+                there._cut = replace(as_usual, shards_per_worker=1, min_shard_s=0) if way.always_cut else as_usual
+                turns = [one_step(ray, there, sampler, items, way.chunks) for _ in range(rounds + 3)]
+                found[name, way] = turns[3:]
             ray.kill(sampler)
         return found
 

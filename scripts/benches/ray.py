@@ -38,7 +38,7 @@ def run(rounds: int, quick: bool) -> list[Case]:
         trivial, busy = Path(folder, "trivial.py"), Path(folder, "busy.py")
         trivial.write_text(TRIVIAL)
         busy.write_text(BUSY)
-        for name in ("25k",) if quick else ("25k", "100k", "800k"):
+        for name in ("25k",) if quick else ("25k", "100k", "800k", "8M"):
             rollout = RolloutBatch(**rollout_arrays(size_of(name), "deepseek"))
             items = prompt_items(rollout.num_groups)
             cases += measure(tokenizer, trivial, rollout, items, f"{name}, trivial reward", 3 * rounds)

@@ -134,6 +134,11 @@ def _bars(suites: dict[str, list[Row]]) -> str:
             sign = "" if at_least else "at most "
             reached = found >= bar if at_least else found <= bar
             lines.append(_bar(f"{suite}: {case}", f"{sign}{bar:g} {unit}", f"{found:.1f}", reached))
+    for way in ("in 8 chunks", "in 1 chunk, always one shard per actor"):
+        many, few = (_find(suites.get("driver", []), f"{n} {way}") for n in ("4M", "100k"))
+        if many and few:
+            more = many["ours_ms"] / few["ours_ms"] - 1
+            lines.append(_bar(f"driver: 4M {way}, against 100k", "less than +20 %", f"{more:+.0%}", more < 0.2))
     large, usual = (_find(suites.get("tokens", []), f"{n}, deepseek, one core, packed") for n in ("8M", "800k"))
     if large and usual:
         per_token = [row["details"]["ns_per_token"] for row in (large, usual)]
