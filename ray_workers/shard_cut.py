@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 
 from areno.materialize.materializer import MaterializedBatch
 from areno.materialize.plan import plan_shards
-from areno.materialize.rollout_batch import Float64
 from ray_workers.chunk import ChunkInfo
 
-# Cutting finer than into one shard for each idle actor only evens out their ends. That is worth a call to an actor and
-# back (some milliseconds in all) for shards that take several times as long.
-EVEN_OUT = 10
+# Cutting finer than into one shard for each idle actor evens out what nobody can foresee, which is how long reward calls
+# take. That is worth a call to an actor and back for shards whose scoring takes several times as long.
+EVEN_OUT = 4
 
 
 @dataclass(frozen=True)
@@ -52,17 +51,15 @@ class ShardCut:
             return [
                 (a, b, math.inf) for a, b in plan_shards(chunk.group_tokens_G, self.workers * self.shards_per_worker)
             ]
-        seconds_G = self._seconds(chunk)
-        number = self._number(float(seconds_G.sum()), idle)
+        scoring_G = chunk.group_sizes_G * self.seconds_per_completion
+        seconds_G = chunk.group_tokens_G * self.seconds_per_token + scoring_G
+        number = self._number(float(seconds_G.sum()), float(scoring_G.sum()), idle)
         return [(a, b, float(seconds_G[a:b].sum())) for a, b in plan_shards(seconds_G, number)]
 
-    def _seconds(self, chunk: ChunkInfo) -> Float64:
-        return chunk.group_tokens_G * self.seconds_per_token + chunk.group_sizes_G * self.seconds_per_completion
-
-    def _number(self, seconds: float, idle: int) -> int:
+    def _number(self, seconds: float, scoring: float, idle: int) -> int:
         if self.min_shard_s == 0:
             return self.workers * self.shards_per_worker
-        worth = int(seconds / self.min_shard_s)
+        to_spread = min(idle, int(seconds / self.min_shard_s))
         # As many for each worker, or some would wait for the others.
-        rounds = min(worth // EVEN_OUT // self.workers, self.shards_per_worker)
-        return max(1, min(idle, worth), rounds * self.workers)
+        each = min(int(scoring / (EVEN_OUT * self.min_shard_s)) // self.workers, self.shards_per_worker)
+        return max(1, to_spread, each * self.workers)

@@ -19,7 +19,7 @@ Payload = TypeVar("Payload")
 
 DEPTH = 2
 
-AHEAD_S = 0.1
+AHEAD_S = 0.2
 """Work that an actor may have before it. Within this time, how evenly shards are spread hardly matters."""
 
 

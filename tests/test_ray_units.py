@@ -71,7 +71,7 @@ class TestShardQueue:
 
     def test_cheap_shards_go_out_ahead_to_whoever_has_the_least_to_do(self) -> None:
         queue: ShardQueue[str] = ShardQueue(2)
-        for i, seconds in enumerate([0.04, 0.01, 0.01, 0.01, 0.01, 0.02, 0.04, 0.04, 0.04]):
+        for i, seconds in enumerate([0.08, 0.02, 0.02, 0.02, 0.02, 0.04, 0.08, 0.08, 0.08]):
             queue.add(Shard(i, 1, "", seconds))
         taken = [(w, s.first_group) for w, s in iter(queue.assign, None)]
         assert taken == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4), (0, 5), (1, 6), (0, 7)]
@@ -128,13 +128,14 @@ class TestShardCut:
     def test_by_what_a_chunk_costs(self) -> None:
         chunk = ChunkInfo(np.full(32, 1000), np.full(32, 8))
 
-        def number(seconds: float, idle: int, workers: int = 4) -> int:
-            return len(ShardCut(workers, 4, 0.005, seconds / 32_000).shards(chunk, idle))
+        def number(idle: int, tokens_s: float = 0.0, scoring_s: float = 0.0) -> int:
+            return len(ShardCut(4, 4, 0.005, tokens_s / 32_000, scoring_s / 256).shards(chunk, idle))
 
-        assert [number(s, idle=4) for s in (0, 0.009, 0.011, 0.03)] == [1, 1, 2, 4]
-        # Without idle actors, only to even out, and equally many for each.
-        assert [number(s, idle=0) for s in (0.03, 0.19, 0.21, 0.41, 10)] == [1, 1, 4, 8, 16]
-        assert number(math.inf, idle=4) == 16  # nothing is known of the first step
+        assert [number(4, s) for s in (0, 0.009, 0.011, 0.03, 10)] == [1, 1, 2, 4, 4]
+        assert number(0, tokens_s=10) == 1
+        # Scoring is cut finer, to even out, and into equally many for each actor.
+        assert [number(0, 0, s) for s in (0.03, 0.07, 0.09, 0.15, 0.17, 10)] == [1, 1, 4, 4, 8, 16]
+        assert number(4, tokens_s=math.inf) == 16  # nothing is known of the first step
 
     def test_shards_of_equal_cost_not_of_equal_tokens(self) -> None:
         chunk = ChunkInfo(np.array([9000, 1000, 1000, 1000]), np.full(4, 8))
