@@ -21,8 +21,8 @@ Baseline = Literal["mean", "leave-one-out"]
 _SQUARABLE = 2.0**480
 _SCALE_DOWN = 2.0**-560
 
-# Summing n equal numbers and dividing by n is off by less than n times this, relative to them. A group with a larger
-# deviation is not constant, and need not be looked at again.
+# Summing n equal numbers and dividing by n is off by less than n times this, relative to them. Where all groups have a
+# larger deviation none is constant, and none need be looked at again.
 _ROUNDING = 2.0**-51
 
 
@@ -57,18 +57,20 @@ def compute_batch_group_advantages(
     rewards_N = as_float64(rewards)
     sizes_G = np.asarray(group_sizes, dtype=np.int64)
     total = int(np.add.reduce(sizes_G))
-    if total != rewards_N.size or (sizes_G.size and int(np.minimum.reduce(sizes_G)) < 0):
+    smallest = int(np.minimum.reduce(sizes_G, initial=1))
+    if total != rewards_N.size or smallest < 0:
         raise ValueError(
             f"{rewards_N.size} rewards but group sizes add up to {total}: {rewards_N.size - total:+d} rewards are left over."
         )
     keep_N = None if mask is None else np.asarray(mask, dtype=np.bool_)
     if keep_N is None or keep_N.all():
-        return _advantages(rewards_N, sizes_G, eps, scale, baseline)
+        return _advantages(rewards_N, sizes_G if smallest else sizes_G[sizes_G > 0], eps, scale, baseline)
     if keep_N.shape != rewards_N.shape:
         raise ValueError(f"mask has {keep_N.size} entries for {rewards_N.size} rewards.")
     group_N = np.repeat(np.arange(sizes_G.size), sizes_G)
     kept_sizes_G = np.bincount(group_N[keep_N], minlength=sizes_G.size)
     advantages_N = np.zeros(rewards_N.size)
+    kept_sizes_G = kept_sizes_G[kept_sizes_G > 0]
     advantages_N[keep_N] = _advantages(rewards_N[keep_N], kept_sizes_G, eps, scale, baseline)
     return advantages_N
 
@@ -100,9 +102,9 @@ def as_float64(values: Any) -> Float64:
 
 
 def _advantages(
-    rewards_K: Float64, sizes_G: npt.NDArray[np.int64], eps: float, scale: Scale, baseline: Baseline
+    rewards_K: Float64, sizes: npt.NDArray[np.int64], eps: float, scale: Scale, baseline: Baseline
 ) -> Float64:
-    sizes = sizes_G if sizes_G.all() else sizes_G[sizes_G > 0]
+    """Of rewards that all take part, in groups none of which is empty."""
     if sizes.size == 0:
         return np.zeros(0)
     starts = np.add.accumulate(sizes) - sizes
@@ -125,7 +127,7 @@ def _advantages(
     else:
         std = np.sqrt(np.add.reduceat(centred_K * centred_K, starts) / sizes)
         advantages_K = centred_K / (std + eps).repeat(sizes)
-        if not np.logical_or.reduce(std <= np.abs(mean) * (_ROUNDING * sizes)):
+        if float(np.minimum.reduce(std)) > _ROUNDING * rewards_K.size * largest:
             return advantages_K
     # Rounding may leave a mean a hair beside a constant: equality of the rewards decides, not a small deviation.
     constant = np.minimum.reduceat(rewards_K, starts) == np.maximum.reduceat(rewards_K, starts)

@@ -30,6 +30,8 @@ def run(rounds: int, quick: bool) -> list[Case]:
                         for side in there.values():
                             side.ask("load", path=path, tokenizer=tokenizer)
                         cases += measure(there, name, tokenizer, cores, rounds)
+        if not quick:
+            cases.append(growth(folder, rounds))
     return cases
 
 
@@ -65,6 +67,24 @@ def measure(there: dict[str, Side], name: str, tokenizer: str, cores: int | None
     if cores == 1:
         cases.append(decode_case(there["ours"], size, f"decode {name}, {tokenizer}, one core", rounds))
     return cases
+
+
+def growth(folder: str, rounds: int) -> Case:
+    """Our time for as many tokens when they are part of a step of 8M and when they are the whole step."""
+    usual, large = size_of(PROFILED), size_of(LARGE)
+    times: dict[str, list[float]] = {PROFILED: [], LARGE: []}
+    with Side("ours", cores=1) as side:
+        for _ in range(rounds):
+            for name, found in times.items():
+                side.ask("load", path=write_rollout(folder, size_of(name), TOKENIZERS[0]), tokenizer=TOKENIZERS[0])
+                turns = [1e3 * side.ask("time", layout="packed")["wall"] for _ in range(5)]
+                found += turns[2:]
+    per_usual = [ms * usual.tokens / large.tokens for ms in times[LARGE]]
+    label = f"{PROFILED} tokens of a step of {LARGE}, {TOKENIZERS[0]}, one core, packed"
+    note = "both after two steps that are not counted"
+    return compare(
+        "tokens", label, usual.tokens, usual.completions, per_usual, f"ours, {PROFILED}", times[PROFILED], note=note
+    )
 
 
 def parts(turns: list[dict[str, float]]) -> dict[str, float]:
