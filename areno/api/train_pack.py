@@ -7,6 +7,7 @@ Axes: B rows, P prompt and R response tokens of a row, L padded length, S tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -47,29 +48,28 @@ def padded_pack(rows: Sequence[TrainRow], *, pad_id: int) -> TrainPack:
         input_ids, labels int64 [B,L]; lengths int32 [B]; prompt_mask bool [B,L], True on prompt and padding;
         logprobs, advantages float32 [B,L]; loss_mask bool [B,L] only if a row has one.
     """
+    of = _columns(rows)
     # Each row is a run of prompt, one of response and one of padding.
     runs_B3 = np.zeros((len(rows), 3), dtype=np.int64)
-    runs_B3[:, :2] = _lens(rows)
+    runs_B3[:, :2] = of.lens_B2
     lengths_B = runs_B3.sum(axis=1)
     longest = int(lengths_B.max(initial=0))
     runs_B3[:, 2] = longest - lengths_B
-    pads_L, zeros = np.full(longest, pad_id, dtype=np.int64), np.zeros(2 * longest, dtype=np.float32)
-    tokens: list[npt.NDArray[Any]] = []
-    logprobs: list[npt.NDArray[Any]] = []
-    gap = 0
-    for row, (prompt, _, padding) in zip(rows, runs_B3.tolist(), strict=True):
-        logprobs += (zeros[: gap + prompt], row.logprobs_R)
-        gap = padding
-        tokens += (row.prompt_P, row.response_R, pads_L[:gap])
-    logprobs.append(zeros[:gap])
     shape = (len(rows), longest)
+    pads_L = np.full(longest, pad_id, dtype=np.int64)
+    tokens = _interleaved(of.prompts, of.responses, _beginnings(pads_L, runs_B3[:, 2]))
+    # Without a logprob are the padding of the row before and the prompt, in one run, and the last padding.
+    blank_B1 = np.zeros(len(rows) + 1, dtype=np.int64)
+    blank_B1[:-1] = runs_B3[:, 0]
+    blank_B1[1:] += runs_B3[:, 2]
+    blanks = _beginnings(np.zeros(2 * longest, dtype=np.float32), blank_B1)
+    logprobs = [*_interleaved(blanks[:-1], of.logprobs), blanks[-1]]
     input_ids_BL = _concat(tokens, np.int64).reshape(shape)
-    prompt_mask_BL = np.tile([True, False, True], len(rows)).repeat(runs_B3.reshape(-1)).reshape(shape)
+    prompt_mask_BL = _run_values([True, False, True], runs_B3).reshape(shape)
     advantages_BL = _on_responses(rows, runs_B3).reshape(shape)
-    for b, row in enumerate(rows):
-        if row.prompt_mask_R is not None or isinstance(row.advantage, np.ndarray):
-            response = slice(row.prompt_P.size, row.prompt_P.size + row.response_R.size)
-            prompt_mask_BL[b, response], advantages_BL[b, response] = _by_token(row)
+    for b in of.by_token:
+        response = slice(rows[b].prompt_P.size, int(lengths_B[b]))
+        prompt_mask_BL[b, response], advantages_BL[b, response] = _by_token(rows[b])
     pack: TrainPack = {
         "input_ids": torch.from_numpy(input_ids_BL),
         "labels": torch.from_numpy(input_ids_BL.copy()),
@@ -78,11 +78,10 @@ def padded_pack(rows: Sequence[TrainRow], *, pad_id: int) -> TrainPack:
         "logprobs": torch.from_numpy(_concat(logprobs, np.float32).reshape(shape)),
         "advantages": torch.from_numpy(advantages_BL),
     }
-    if any(row.loss_mask_R is not None for row in rows):
+    if of.masked:
         loss_mask_BL = ~prompt_mask_BL
-        for b, row in enumerate(rows):
-            if row.loss_mask_R is not None:
-                loss_mask_BL[b, row.prompt_P.size : row.prompt_P.size + row.response_R.size] = row.loss_mask_R
+        for b in of.masked:
+            loss_mask_BL[b, rows[b].prompt_P.size : int(lengths_B[b])] = rows[b].loss_mask_R
         pack["loss_mask"] = torch.from_numpy(loss_mask_BL)
     return pack
 
@@ -95,50 +94,77 @@ def packed_pack(rows: Sequence[TrainRow]) -> TrainPack:
         train_max_seqlen int; packed_num_sequences int = B; packed_response_mask bool [A], packed_seq_ids int64 [A],
         packed_advantages, packed_logprobs float32 [A] at the positions of `sites.predicted_positions`.
     """
-    lens_B2 = _lens(rows)
-    lens_B = lens_B2.sum(axis=1)
+    of = _columns(rows)
+    lens_B = of.lens_B2.sum(axis=1)
     longest = int(lens_B.max(initial=0))
     cu_seqlens_B1 = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(lens_B, out=cu_seqlens_B1[1:])
     # The first token of a row is predicted by no site: every per-site value is that of a token from 1 on.
     sites_B = np.maximum(lens_B - 1, 0)
     # Each row has a run of sites that predict the prompt and one of those that predict the response.
-    runs_B2 = np.empty_like(lens_B2)
-    runs_B2[:, 0] = np.maximum(lens_B2[:, 0] - 1, 0)
+    runs_B2 = np.empty_like(of.lens_B2)
+    runs_B2[:, 0] = np.maximum(of.lens_B2[:, 0] - 1, 0)
     runs_B2[:, 1] = sites_B - runs_B2[:, 0]
-    mask_A, advantages_A = _site_values(rows, runs_B2)
-    ramp, zeros = np.arange(longest, dtype=np.int64), np.zeros(longest, dtype=np.float32)
-    logprobs = [
-        part
-        for row, (prompt, response) in zip(rows, runs_B2.tolist(), strict=True)
-        for part in (zeros[:prompt], row.logprobs_R[row.logprobs_R.size - response :])
-    ]
-    tokens = [part for row in rows for part in (row.prompt_P, row.response_R)]
+    mask_A, advantages_A = _site_values(rows, of, runs_B2)
+    blanks = _beginnings(np.zeros(longest, dtype=np.float32), runs_B2[:, 0])
+    without_prompt = np.flatnonzero(of.lens_B2[:, 0] == 0).tolist()
+    logprobs = list(of.logprobs)
+    for b in without_prompt:
+        logprobs[b] = logprobs[b][1:]
+    positions = _beginnings(np.arange(longest, dtype=np.int64), lens_B)
     return {
-        "input_ids": torch.from_numpy(_concat(tokens, np.int64)).unsqueeze(0),
-        "position_ids": torch.from_numpy(_concat([ramp[:n] for n in lens_B.tolist()], np.int64)).unsqueeze(0),
+        "input_ids": torch.from_numpy(_concat(_interleaved(of.prompts, of.responses), np.int64)).unsqueeze(0),
+        "position_ids": torch.from_numpy(_concat(positions, np.int64)).unsqueeze(0),
         "train_cu_seqlens": torch.from_numpy(cu_seqlens_B1),
         "train_max_seqlen": longest,
         "packed_num_sequences": len(rows),
         "packed_response_mask": torch.from_numpy(mask_A),
         "packed_seq_ids": torch.from_numpy(np.arange(len(rows)).repeat(sites_B)),
         "packed_advantages": torch.from_numpy(advantages_A),
-        "packed_logprobs": torch.from_numpy(_concat(logprobs, np.float32)),
+        "packed_logprobs": torch.from_numpy(_concat(_interleaved(blanks, logprobs), np.float32)),
     }
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """The parts of rows, each kind for itself. lens_B2 int64 [B,2]: prompt and response tokens. `by_token` are the rows
+    whose prompt or advantage is given token by token, `masked` those with a loss mask."""
+
+    prompts: Sequence[npt.NDArray[Any]]
+    responses: Sequence[npt.NDArray[Any]]
+    logprobs: Sequence[npt.NDArray[Any]]
+    lens_B2: npt.NDArray[np.int64]
+    by_token: list[int]
+    masked: list[int]
+
+
+def _columns(rows: Sequence[TrainRow]) -> _Columns:
+    prompts, responses, logprobs, advantages, loss_masks, prompt_masks = zip(*rows, strict=True) if rows else [()] * 6
+    lens_B2 = np.empty((len(rows), 2), dtype=np.int64)
+    lens_B2[:, 0] = [prompt.size for prompt in prompts]
+    lens_B2[:, 1] = [response.size for response in responses]
+    tokenwise = [
+        b
+        for b, (mask, advantage) in enumerate(zip(prompt_masks, advantages, strict=True))
+        if mask is not None or isinstance(advantage, np.ndarray)
+    ]
+    masked = [b for b, mask in enumerate(loss_masks) if mask is not None]
+    return _Columns(prompts, responses, logprobs, lens_B2, tokenwise, masked)
+
+
 def _site_values(
-    rows: Sequence[TrainRow], runs_B2: npt.NDArray[np.int64]
+    rows: Sequence[TrainRow], of: _Columns, runs_B2: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
     """bool [A] and float32 [A]: which sites predict a token to learn from, and the advantage of each."""
     advantages_A = _on_responses(rows, runs_B2)
-    mask_A = np.tile([False, True], len(rows)).repeat(runs_B2.reshape(-1))
-    stop = 0
-    for row, (before, sites) in zip(rows, runs_B2.tolist(), strict=True):
-        start = stop + before
-        stop = start + sites
-        first = row.response_R.size - sites  # 1 where the row begins with its response, else 0
-        if row.prompt_mask_R is not None or isinstance(row.advantage, np.ndarray):
+    mask_A = _run_values([False, True], runs_B2)
+    if not of.by_token and not of.masked:
+        return mask_A, advantages_A
+    ends_B2 = np.cumsum(runs_B2).reshape(-1, 2).tolist()
+    for b in sorted({*of.by_token, *of.masked}):
+        row, (start, stop) = rows[b], ends_B2[b]
+        first = row.response_R.size - (stop - start)  # 1 where the row begins with its response, else 0
+        if b in of.by_token:
             prompt_mask_R, advantages_R = _by_token(row)
             mask_A[start:stop] = ~prompt_mask_R[first:]
             advantages_A[start:stop] = advantages_R[first:]
@@ -153,17 +179,28 @@ def _by_token(row: TrainRow) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
     return mask_R, np.where(mask_R, 0.0, row.advantage)
 
 
-def _lens(rows: Sequence[TrainRow]) -> npt.NDArray[np.int64]:
-    """int64 [B,2]: prompt and response tokens of each row."""
-    lens = [size for row in rows for size in (row.prompt_P.size, row.response_R.size)]
-    return np.array(lens, dtype=np.int64).reshape(-1, 2)
-
-
 def _on_responses(rows: Sequence[TrainRow], runs_BR: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """float32: each row's advantage on its second run, 0 on the others; 0 for a row whose advantages are an array."""
     values_BR = np.zeros(runs_BR.shape, dtype=np.float32)
     values_BR[:, 1] = [0.0 if isinstance(row.advantage, np.ndarray) else row.advantage for row in rows]
     return values_BR.reshape(-1).repeat(runs_BR.reshape(-1))
+
+
+def _run_values(values_R: Sequence[bool], runs_BR: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """bool: the same values on the runs of each row."""
+    values_BR = np.empty(runs_BR.shape, dtype=np.bool_)
+    values_BR[:] = values_R
+    return values_BR.reshape(-1).repeat(runs_BR.reshape(-1))
+
+
+def _beginnings(array: npt.NDArray[Any], lens_B: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+    """The array's beginnings of these lengths."""
+    return [array[:n] for n in lens_B.tolist()]
+
+
+def _interleaved(*columns: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """The first of each column, the second of each, and so on."""
+    return [part for parts in zip(*columns, strict=True) for part in parts]
 
 
 def _concat(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:

@@ -37,7 +37,7 @@ def gather_rows(
 ) -> list[TrainRow]:
     """Views of the rows at `places`, each with its advantage."""
     return [
-        packs[pack].row(i, advantage, learn=wanted)
+        packs[pack].row(i, advantage, wanted)
         for (pack, i), advantage, wanted in zip(places, advantages, learn, strict=True)
     ]
 

@@ -25,20 +25,16 @@ class FlatPack:
     def num_rows(self) -> int:
         return self.rollout.num_completions
 
-    def row(self, i: int, advantage: float, *, learn: bool = True) -> TrainRow:
+    def row(self, i: int, advantage: float, learn: bool = True) -> TrainRow:
         """Row i as views. With `learn=False` (its reward is missing) no token of it is trained on."""
-        rollout = self.rollout
         p0, p1, r0, r1 = self._bounds[i]
-        loss_mask_R = None if rollout.loss_mask_T is None else rollout.loss_mask_T[r0:r1]
+        rollout = self.rollout
+        mask_T = rollout.loss_mask_T
+        loss_mask_R = None if mask_T is None else mask_T[r0:r1]
         if not learn:
             loss_mask_R = np.zeros(r1 - r0, dtype=np.bool_)
-        return TrainRow(
-            rollout.prompt_tokens_P[p0:p1],
-            rollout.response_tokens_T[r0:r1],
-            rollout.response_logprobs_T[r0:r1],
-            advantage,
-            loss_mask_R,
-        )
+        response_R, logprobs_R = rollout.response_tokens_T[r0:r1], rollout.response_logprobs_T[r0:r1]
+        return TrainRow(rollout.prompt_tokens_P[p0:p1], response_R, logprobs_R, advantage, loss_mask_R)
 
     @cached_property
     def _bounds(self) -> list[tuple[int, int, int, int]]:
