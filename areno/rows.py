@@ -177,7 +177,8 @@ def _read_hub(dataset_path: str) -> Sequence[Row]:
     if not hub_reachable() and not _in_cache(name):
         raise UsageError(
             f"--dataset-path {dataset_path}: no such file or folder here, and the hub cannot be reached to look for a "
-            f"data set of that name; check the spelling and the network, or pass a local file."
+            f"data set of that name; check the spelling and the network, pass a local file, or name a loader for it with "
+            f"--dataset-loader-fn."
         )
     try:
         found = datasets.load_dataset(name, config or None, split=split or None)

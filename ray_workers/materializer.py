@@ -159,7 +159,8 @@ class RayMaterializer:
     ) -> None:
         """A chunk that is in the object store already, at its place in the step; chunks may come in any order."""
         rows_G1 = np.concatenate([[0], np.cumsum(info.group_sizes_G)]) + first_row
-        self._chunks[first_group] = _Chunk(chunk, int(info.group_sizes_G.sum()))
+        if info.group_sizes_G.size:  # an empty chunk stands at the place of the next one
+            self._chunks[first_group] = _Chunk(chunk, int(info.group_sizes_G.sum()))
         for start, stop, seconds in self._cut.shards(info, self._queue.idle):
             order = ShardOrder(
                 start,

@@ -106,6 +106,17 @@ def test_flat_packs_are_views_of_the_store_that_nobody_can_write_to(pool: Any) -
                 array.flags.writeable = True
 
 
+def test_chunks_without_groups_leave_no_gap(pool: Any, tokenizer: Any) -> None:
+    rollout, items = random_rollout(4, 3, 40), items_of(4)
+    nothing = RolloutBatch.from_rows([], [], [])
+    local = LocalMaterializer(tokenizer, hash_reward, num_texts=3).materialize(rollout, items)
+    for chunk, its_items in ((nothing, []), (rollout.groups(0, 2), items[:2]), (nothing, []), (nothing, [])):
+        pool.submit(chunk, its_items)
+    pool.submit(rollout.groups(2, 4), items[2:])
+    pool.submit(nothing, [])
+    same_batch(local, pool.gather())
+
+
 def test_fetching_a_chunk_again_takes_no_more_memory(ray_session: Any) -> None:
     size = 12_500_000  # 100 MB
 
