@@ -41,7 +41,7 @@ class PromptStream(Protocol):
 
 
 class StepLog(Protocol):
-    """Where the record of a run goes; see `areno.metrics.RunLog`."""
+    """Where the record of a run goes; see `areno.run_log.RunLog`."""
 
     def log_step(self, metrics: StepMetrics, samples: list[CompletionSample]) -> None: ...
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from areno.metrics import CompletionSample, RunLog, StepMetrics
+from areno.metrics import CompletionSample, StepMetrics
+from areno.run_log import RunLog
 from areno.terminal import StepView, config_table, make_console, samples_table, sparkline
 
 KEYS = [

@@ -76,8 +76,8 @@ def run(config: RunConfig, console: Console) -> RunSummary:
         UsageError: the data set, the checkpoint or the device cannot be used.
         RunError: a step failed.
     """
-    from areno.metrics import METRICS, RunLog
     from areno.rows import load_rows
+    from areno.run_log import METRICS, RunLog
     from areno.terminal import StepView
 
     rows = load_rows(config.basic.dataset_path, config.basic.dataset_loader_fn)
