@@ -2,6 +2,10 @@
 
 The rollout lies in the object store, put there by another process, as in a run. Counted is handing it to the actors,
 gathering their summaries, the advantages and the dispatch plan for eight train workers.
+
+Whether any of it grows with the tokens is asked under equal conditions: the same number of shards, and caches that are
+filled with something else before each step, as training does. Otherwise a small step would find its code and data there
+from the step before, and a large one would not.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from areno.materialize.plan import plan_dispatch
 from benches.case import Case, compare
 from benches.inputs import Size, load_tokenizer, prompt_items, write_rollout
@@ -21,22 +27,23 @@ from benches.ray_session import Sampler, materializer, ray_session, submit_all
 from benches.sides import AFTER, Side
 
 TRAIN_WORKERS = 8
+CACHE_FILLER = np.ones(1 << 23)  # 64 MiB
 CHUNKS = 8
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a rollout comes: in how many chunks, and whether each is always cut into one shard per actor."""
+    """How a rollout comes: in how many chunks; `equal` under the equal conditions that are spoken of above."""
 
     chunks: int
-    always_cut: bool
+    equal: bool
 
     def __str__(self) -> str:
         chunks = f"in {self.chunks} chunk{'s' if self.chunks > 1 else ''}"
-        return f"{chunks}, always one shard per actor" if self.always_cut else chunks
+        return f"{chunks}, one shard per actor, cold caches" if self.equal else chunks
 
 
-# As a whole, or from eight train workers; and so that the number of shards is the same whatever they cost.
+# As a whole, or from eight train workers.
 WAYS = (Way(1, False), Way(CHUNKS, False), Way(1, True))
 
 # 32 groups of 8, from 390 to 31,250 tokens a completion
@@ -73,20 +80,24 @@ def driver_times(folder: str, paths: dict[str, str], rounds: int) -> dict[tuple[
         ray_session() as ray,
         materializer(load_tokenizer("deepseek"), str(reward), 2) as there,
     ):
-        found = {}
+        found: dict[tuple[str, Way], list[Any]] = {(name, way): [] for name in paths for way in WAYS}
+        samplers = {name: ray.remote(Sampler).options(num_cpus=1).remote(path) for name, path in paths.items()}
         as_usual = there._cut
-        for name, path in paths.items():
-            sampler = ray.remote(Sampler).options(num_cpus=1).remote(path)
-            for way in WAYS:
-                there._cut = replace(as_usual, shards_per_worker=1, min_shard_s=0) if way.always_cut else as_usual
-                turns = [one_step(ray, there, sampler, items, way.chunks) for _ in range(rounds + 3)]
-                found[name, way] = turns[3:]
-            ray.kill(sampler)
+        for way in WAYS:
+            one_each = replace(as_usual, shards_per_worker=1, min_shard_s=0)
+            there._cut = one_each if way.equal else as_usual
+            for turn in range(rounds + 3):
+                for name, sampler in samplers.items():
+                    step = one_step(ray, there, sampler, items, way)
+                    if turn >= 3:
+                        found[name, way].append(step)
         return found
 
 
-def one_step(ray: Any, there: Any, sampler: Any, items: list[Any], chunks: int) -> tuple[float, float, float]:
-    sampled = ray.get(sampler.sample.remote(chunks))
+def one_step(ray: Any, there: Any, sampler: Any, items: list[Any], way: Way) -> tuple[float, float, float]:
+    sampled = ray.get(sampler.sample.remote(way.chunks))
+    if way.equal:
+        CACHE_FILLER.sum()
     wall, main, cpu = time.perf_counter(), time.thread_time(), time.process_time()
     submit_all(there, sampled, items)
     batch = there.gather()
