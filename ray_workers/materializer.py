@@ -133,20 +133,23 @@ class RayMaterializer:
 
     def submit(self, chunk: RolloutBatch, items: Sequence[PromptItem]) -> None:
         """
-        Raises:
+        Raises (the step is given up):
+            ValueError: not one item per group.
             RunError: the step does not fit into the object store, or a shard of it failed.
         """
-        if len(items) != chunk.num_groups:
-            raise ValueError(f"{len(items)} prompt items for {chunk.num_groups} prompt groups.")
-        self._bytes += chunk.nbytes
-        if self._bytes > self._store_bytes:
-            needed = self._bytes
+        try:
+            if len(items) != chunk.num_groups:
+                raise ValueError(f"{len(items)} prompt items for {chunk.num_groups} prompt groups.")
+            self._bytes += chunk.nbytes
+            if self._bytes > self._store_bytes:
+                raise too_small_store(self._bytes, self._store_bytes, "there")
+            stored = put(chunk)
+        except BaseException:
             self._abandon()
-            raise too_small_store(needed, self._store_bytes, "there")
-        first_group, first_row = self._groups, self._rows
+            raise
+        self.submit_ref(stored, ChunkInfo.of(chunk), items, first_group=self._groups, first_row=self._rows)
         self._groups += chunk.num_groups
         self._rows += chunk.num_completions
-        self.submit_ref(put(chunk), ChunkInfo.of(chunk), items, first_group=first_group, first_row=first_row)
 
     def submit_ref(
         self,
@@ -158,6 +161,24 @@ class RayMaterializer:
         first_row: int,
     ) -> None:
         """A chunk that is in the object store already, at its place in the step; chunks may come in any order."""
+        try:
+            if self._running:
+                self.advance(timeout_s=0)  # who is idle decides how the chunk is cut
+            self._add(chunk, info, items, first_group, first_row)
+            self._hand_out()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _add(
+        self,
+        chunk: ray.ObjectRef[RolloutBatch],
+        info: ChunkInfo,
+        items: Sequence[PromptItem],
+        first_group: int,
+        first_row: int,
+    ) -> None:
+        """Cut a chunk into shards that wait for actors."""
         rows_G1 = np.concatenate([[0], np.cumsum(info.group_sizes_G)]) + first_row
         if info.group_sizes_G.size:  # an empty chunk stands at the place of the next one
             self._chunks[first_group] = _Chunk(chunk, int(info.group_sizes_G.sum()))
@@ -171,9 +192,6 @@ class RayMaterializer:
             )
             name = f"step {self._step}, {span_of('prompt', first_group + start, first_group + stop)}"
             self._queue.add(Shard(first_group + start, stop - start, _Work(chunk, order, name), seconds))
-        self._hand_out()
-        if self._queue:
-            self.advance(timeout_s=0)
 
     def waiting_for(self) -> list[ray.ObjectRef[Any]]:
         """What `advance` would wait for, for callers that wait for other things too."""
@@ -213,7 +231,7 @@ class RayMaterializer:
             ready, _ = ray.wait(running, num_returns=len(running), timeout=LOOK_UP_S)
             if ready:
                 return list(ready)
-        ready, _ = ray.wait(running, num_returns=1 if timeout_s is None else len(running), timeout=timeout_s)
+        ready, _ = ray.wait(running, num_returns=len(running) if timeout_s == 0 else 1, timeout=timeout_s)
         return list(ready)
 
     def gather(self) -> MaterializedBatch:

@@ -60,7 +60,8 @@ class ShardQueue(Generic[Payload]):
         if not self._pending:
             return None
         ahead = [sum(shard.seconds for shard in shards) for shards in self._running]
-        worker = min(range(len(ahead)), key=lambda w: (ahead[w], len(self._running[w])))
+        due = [w for w, shards in enumerate(self._running) if len(shards) < DEPTH] or range(len(ahead))
+        worker = min(due, key=lambda w: (ahead[w], len(self._running[w])))
         if len(self._running[worker]) >= DEPTH and ahead[worker] + self._pending[0].seconds > AHEAD_S:
             return None
         shard = self._pending.popleft()

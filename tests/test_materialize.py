@@ -85,6 +85,14 @@ def test_loss_and_gradient_equal_the_reference(tokenizer: Any, rollout: RolloutB
     torch.testing.assert_close(flat.grad, sites, atol=1e-6, rtol=1e-6)
 
 
+def test_a_batch_of_one_has_arrays_of_its_own(tokenizer: Any) -> None:
+    rollout = RolloutBatch.from_rows([[1]], [[[2, 3]]], [[[-1.0, -2.0]]])
+    batch = LocalMaterializer(tokenizer, lambda _: 1.5).materialize(rollout, [PromptItem("p", [], [1], {})])
+    for name in ("rewards", "advantages", "row_lens", "response_lens", "trainable_tokens", "reward_seconds"):
+        assert torch.from_numpy(getattr(batch, name)).numel() == 1
+    assert batch.rewards.tolist() == [1.5]
+
+
 @given(rollouts(), st.data())
 def test_chunks_make_the_same_batch(tokenizer: Any, rollout: RolloutBatch, data: st.DataObject) -> None:
     items = items_for(rollout)

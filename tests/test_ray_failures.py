@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ray_support import hash_reward, items_of, random_rollout, same_batch
 
-from areno.api import RewardRecord
+from areno.api import PromptItem, RewardRecord
 from areno.errors import RewardError, RunError, UsageError
-from areno.materialize import LocalMaterializer
+from areno.materialize import LocalMaterializer, RolloutBatch
 from areno.materialize.scoring import ScoringOptions
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -79,6 +82,52 @@ def test_only_the_shard_that_an_actor_worked_on_is_blamed(ray_materializer: Any)
     materializer.materialize(random_rollout(8, 2, 1), items_of(8))
     with pytest.raises(RunError, match=r"died 3 times on prompts? (2 to )?3 .*reward calls kill it"):
         materializer.materialize(random_rollout(8, 2, 40), items_of(8))
+
+
+def spoiled(rollout: RolloutBatch) -> RolloutBatch:
+    """The same with a logprob that is not finite."""
+    logprobs = rollout.response_logprobs_T.copy()
+    logprobs[-1] = np.nan
+    return replace(rollout, response_logprobs_T=logprobs)
+
+
+def submit_and_gather(materializer: Any, chunk: RolloutBatch, items: list[PromptItem]) -> None:
+    materializer.submit(chunk, items)
+    materializer.gather()
+
+
+def test_a_step_that_fails_in_submit_leaves_nothing_to_the_next(ray_materializer: Any, tokenizer: Any) -> None:
+    rollout, items = random_rollout(6, 2, 30), items_of(6)
+    local, remote = LocalMaterializer(tokenizer, hash_reward), ray_materializer(hash_reward)
+    clean = LocalMaterializer(tokenizer, hash_reward).materialize(rollout, items)
+    lock = [PromptItem("p", [], [1], {"not to be pickled": threading.Lock()}) for _ in range(6)]
+    for materializer, fault, its_items, error in (
+        (local, spoiled(rollout), items, RunError),
+        (remote, spoiled(rollout), items, RunError),
+        (remote, rollout, lock, TypeError),
+        (local, rollout, items[:5], ValueError),
+        (remote, rollout, items[:5], ValueError),
+    ):
+        materializer.submit(random_rollout(3, 4, 20, seed=9), items_of(3))
+        with pytest.raises(error):
+            submit_and_gather(materializer, fault, its_items)
+        same_batch(clean, materializer.materialize(rollout, items))
+
+
+def test_a_chunk_is_cut_for_actors_that_have_become_idle(ray_materializer: Any) -> None:
+    def slow(record: RewardRecord) -> float:
+        time.sleep(0.005)
+        return float(record.tokens[-1])
+
+    materializer = ray_materializer(slow, num_workers=2, min_shard_s=0.02)
+    materializer.materialize(random_rollout(8, 2, 20), items_of(8))
+    cuts = []
+    for _ in range(3):
+        materializer.submit(random_rollout(4, 2, 20), items_of(4))
+        cuts.append(len(materializer._running))
+        time.sleep(0.5)
+    assert cuts == [2, 2, 2]
+    materializer.gather()
 
 
 def test_a_failing_reward_is_the_same_error_as_locally(ray_materializer: Any, tokenizer: Any, reward_file: Any) -> None:

@@ -74,8 +74,14 @@ class TestShardQueue:
         for i, seconds in enumerate([0.08, 0.02, 0.02, 0.02, 0.02, 0.04, 0.08, 0.08, 0.08]):
             queue.add(Shard(i, 1, "", seconds))
         taken = [(w, s.first_group) for w, s in iter(queue.assign, None)]
-        assert taken == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4), (0, 5), (1, 6), (0, 7)]
+        assert taken == [(0, 0), (1, 1), (1, 2), (0, 3), (1, 4), (1, 5), (0, 6), (1, 7)]
         assert (len(queue), queue.idle) == (1, 0)
+
+    def test_a_worker_with_room_behind_its_shard_gets_one_whoever_has_less_to_do(self) -> None:
+        queue: ShardQueue[str] = ShardQueue(2)
+        for i, seconds in enumerate([0.08, 0.19, 0.08, 0.1]):
+            queue.add(Shard(i, 1, "", seconds))
+        assert [(w, s.first_group) for w, s in iter(queue.assign, None)] == [(0, 0), (1, 1), (0, 2), (1, 3)]
 
     def test_workers_without_work_are_idle(self) -> None:
         queue: ShardQueue[str] = ShardQueue(3)

@@ -1,4 +1,4 @@
-"""The step between rollout and train: decode, score, pack, one advantage pass.
+"""The step between rollout and train: decode, score, one advantage pass, micro-batches.
 
 Loaded on first use: a scorer process, started anew whenever one dies, must not wait for torch.
 """

@@ -55,7 +55,7 @@ class MaterializedBatch:
     reward_seconds          float32 [N]
     finish                  uint8 [N]
     logprob_mean            mean over all own response tokens under the sampling policy; 0.0 without any
-    flat_packs              K packs, one per chunk; pack k holds rows pack_offsets[k]:pack_offsets[k+1]
+    flat_packs              K packs, one per chunk that has groups; pack k holds rows pack_offsets[k]:pack_offsets[k+1]
     components              name -> float64 [N], parts that rewards came with; NaN where one came without
     texts                   the first completions' texts, as many as were asked for
     """
@@ -115,7 +115,8 @@ class Materializer(Protocol):
         ...
 
     def submit(self, chunk: RolloutBatch, items: Sequence[PromptItem]) -> None:
-        """The next prompt groups of the step, one item per group."""
+        """The next prompt groups of the step, one item per group. If it raises, the step is given up: the next one begins
+        afresh."""
         ...
 
     def gather(self) -> MaterializedBatch:
@@ -168,9 +169,7 @@ class LocalMaterializer:
         self._shards = ShardMaterializer(tokenizer, reward, options)
         self._assembler = Assembler(scoring.on_error, advantages, pad_id_of(tokenizer))
         self._num_texts = num_texts
-        self._summaries: list[ShardSummary] = []
-        self._packs: list[FlatPack] = []
-        self._groups = self._rows = 0
+        self._reset()
 
     def materialize(self, rollout: RolloutBatch, items: Sequence[PromptItem]) -> MaterializedBatch:
         self.submit(rollout, items)
@@ -178,19 +177,29 @@ class LocalMaterializer:
 
     def submit(self, chunk: RolloutBatch, items: Sequence[PromptItem]) -> None:
         task = ShardTask(chunk, tuple(items), self._groups, max(self._num_texts - self._rows, 0))
-        self._summaries.append(self._shards.run(task))
-        self._packs.append(FlatPack(chunk))
+        try:
+            self._summaries.append(self._shards.run(task))
+        except BaseException:
+            self._reset()  # the step is given up; what was there of it must not get into the next one
+            raise
+        if chunk.num_groups:
+            self._packs.append(FlatPack(chunk))
         self._groups += chunk.num_groups
         self._rows += chunk.num_completions
 
     def gather(self) -> MaterializedBatch:
         summaries, packs = self._summaries, self._packs
-        self._summaries, self._packs, self._groups, self._rows = [], [], 0, 0
+        self._reset()
         return self._assembler.assemble(summaries, packs, [pack.num_rows for pack in packs])
 
     def close(self) -> None:
-        self._summaries, self._packs = [], []
+        self._reset()
         self._shards.close()
+
+    def _reset(self) -> None:
+        self._summaries: list[ShardSummary] = []
+        self._packs: list[FlatPack] = []
+        self._groups = self._rows = 0
 
     def __enter__(self) -> LocalMaterializer:
         return self
@@ -220,14 +229,17 @@ class Assembler:
 
         Raises:
             RewardError: a reward failed and the policy is to stop.
+            ValueError: the packs have not as many rows as the summaries.
         """
         failures = tuple(failure for summary in summaries for failure in summary.failures)
         if failures and self.on_error == "fail":
             raise reward_error(failures[0])
+        if sum(pack_rows) != sum(summary.samples_N.size for summary in summaries):
+            raise ValueError("the rows of the chunks are not those of the summaries.")
         began = time.perf_counter()
         none_N = np.zeros(0, dtype=SAMPLE)
         samples_N = np.concatenate([none_N, *(summary.samples_N for summary in summaries)], dtype=SAMPLE)
-        columns = {name: np.ascontiguousarray(samples_N[name]) for name in SAMPLE.names or ()}
+        columns = {name: samples_N[name].copy() for name in SAMPLE.names or ()}
         rewards_N, scored_N = columns["reward"], columns["scored"]
         no_groups = np.zeros(0, dtype=np.int64)
         group_sizes_G = np.concatenate([no_groups, *(summary.group_sizes_G for summary in summaries)])
