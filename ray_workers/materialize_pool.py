@@ -8,12 +8,11 @@ import ray
 
 from areno.materialize.rollout_batch import RolloutBatch
 from areno.materialize.shard import Reward, ShardOptions, ShardSummary
+from ray_workers.actors import START_TIMEOUT_S, end_actors, start_actor
 from ray_workers.calls import get_all
 from ray_workers.cluster import Resources, check_free, demand_of, share_of
 from ray_workers.materialize_actor import MaterializeWorker, ShardOrder
 from ray_workers.refs import StoredSpec
-
-START_TIMEOUT_S = 300.0
 
 
 class MaterializePool:
@@ -72,10 +71,7 @@ class MaterializePool:
 
     def close(self) -> None:
         actors, self.actors = self.actors, []
-        if ray.is_initialized():
-            for actor in actors:
-                ray.kill(actor)
+        end_actors(actors)
 
     def _new(self, name: str) -> Any:
-        options = {"name": name, "namespace": f"areno-{self._run}", **self._options}
-        return ray.remote(MaterializeWorker).options(**options).remote(name, self._run, self._spec)
+        return start_actor(MaterializeWorker, name, self._run, self._options, self._spec)

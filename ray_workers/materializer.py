@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
@@ -25,7 +24,7 @@ from areno.materialize.materializer import (
     resolve_end_token_ids,
 )
 from areno.materialize.reward_hook import RewardSource
-from areno.materialize.rollout_batch import RolloutBatch
+from areno.materialize.rollout_batch import RolloutBatch, offsets_of
 from areno.materialize.scoring import ScoringOptions
 from areno.materialize.shard import DEFAULT_SCORING, Reward, ShardOptions, ShardSummary
 from ray_workers.calls import get_or_errors, plain_error, span_of
@@ -35,7 +34,7 @@ from ray_workers.materialize_actor import ShardOrder, light
 from ray_workers.materialize_pool import MaterializePool
 from ray_workers.metrics import DriverMetrics
 from ray_workers.refs import RefPacks, put, too_small_store
-from ray_workers.shard_cut import ShardCut
+from ray_workers.shard_cut import MIN_SHARD_S, SHARDS_PER_WORKER, ShardCut
 from ray_workers.shard_queue import Shard, ShardQueue
 
 # How often the driver looks up while it waits for the last shards, of which one may have lost its actor.
@@ -88,8 +87,8 @@ class RayMaterializer:
         end_token_ids: Sequence[int] | None = None,
         advantages: AdvantageOptions = GROUP_RELATIVE,
         num_texts: int = 0,
-        shards_per_worker: int = 4,
-        min_shard_s: float = 0.005,
+        shards_per_worker: int = SHARDS_PER_WORKER,
+        min_shard_s: float = MIN_SHARD_S,
         actor_options: dict[str, Any] | None = None,
         run: str | None = None,
     ) -> None:
@@ -137,16 +136,13 @@ class RayMaterializer:
             ValueError: not one item per group.
             RunError: the step does not fit into the object store, or a shard of it failed.
         """
-        try:
+        with self._giving_up():
             if len(items) != chunk.num_groups:
                 raise ValueError(f"{len(items)} prompt items for {chunk.num_groups} prompt groups.")
             self._bytes += chunk.nbytes
             if self._bytes > self._store_bytes:
                 raise too_small_store(self._bytes, self._store_bytes, "there")
             stored = put(chunk)
-        except BaseException:
-            self._abandon()
-            raise
         self.submit_ref(stored, ChunkInfo.of(chunk), items, first_group=self._groups, first_row=self._rows)
         self._groups += chunk.num_groups
         self._rows += chunk.num_completions
@@ -161,37 +157,18 @@ class RayMaterializer:
         first_row: int,
     ) -> None:
         """A chunk that is in the object store already, at its place in the step; chunks may come in any order."""
-        try:
+        with self._giving_up():
             if self._running:
                 self.advance(timeout_s=0)  # who is idle decides how the chunk is cut
-            self._add(chunk, info, items, first_group, first_row)
+            rows_G1 = offsets_of(info.group_sizes_G)
+            if info.group_sizes_G.size:  # an empty chunk stands at the place of the next one
+                self._chunks[first_group] = _Chunk(chunk, int(rows_G1[-1]))
+            for start, stop, seconds in self._cut.shards(info, self._queue.idle):
+                num_texts = max(self._num_texts - first_row - int(rows_G1[start]), 0)
+                order = ShardOrder(start, stop, light(items[start:stop]), first_group + start, num_texts)
+                name = f"step {self._step}, {span_of('prompt', first_group + start, first_group + stop)}"
+                self._queue.add(Shard(first_group + start, stop - start, _Work(chunk, order, name), seconds))
             self._hand_out()
-        except BaseException:
-            self._abandon()
-            raise
-
-    def _add(
-        self,
-        chunk: ray.ObjectRef[RolloutBatch],
-        info: ChunkInfo,
-        items: Sequence[PromptItem],
-        first_group: int,
-        first_row: int,
-    ) -> None:
-        """Cut a chunk into shards that wait for actors."""
-        rows_G1 = np.concatenate([[0], np.cumsum(info.group_sizes_G)]) + first_row
-        if info.group_sizes_G.size:  # an empty chunk stands at the place of the next one
-            self._chunks[first_group] = _Chunk(chunk, int(info.group_sizes_G.sum()))
-        for start, stop, seconds in self._cut.shards(info, self._queue.idle):
-            order = ShardOrder(
-                start,
-                stop,
-                light(items[start:stop]),
-                first_group + start,
-                max(self._num_texts - int(rows_G1[start]), 0),
-            )
-            name = f"step {self._step}, {span_of('prompt', first_group + start, first_group + stop)}"
-            self._queue.add(Shard(first_group + start, stop - start, _Work(chunk, order, name), seconds))
 
     def waiting_for(self) -> list[ray.ObjectRef[Any]]:
         """What `advance` would wait for, for callers that wait for other things too."""
@@ -207,7 +184,7 @@ class RayMaterializer:
         Raises:
             RunError: a shard failed, or its actor died on it too often. The step is given up.
         """
-        try:
+        with self._giving_up():
             self._hand_out()
             while self._running:
                 ready = self._wait(timeout_s)
@@ -219,9 +196,6 @@ class RayMaterializer:
                 self._hand_out()
                 if not to_the_end:
                     timeout_s = 0
-        except BaseException:
-            self._abandon()
-            raise
 
     def _wait(self, timeout_s: float | None) -> list[ray.ObjectRef[ShardSummary]]:
         """Shards that are done; none only where there was a time limit."""
@@ -299,6 +273,15 @@ class RayMaterializer:
         lost = [ref for ref, running in self._running.items() if running.worker == worker]
         for ref in reversed(lost):
             self._queue.lost(worker, self._running.pop(ref).shard, cause, guilty=ref is lost[0])
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Give the step up where something fails: nothing of it must get into the next one."""
+        try:
+            yield
+        except BaseException:
+            self._abandon()
+            raise
 
     def _abandon(self) -> None:
         """Let go of what is still running, whose results are not wanted, and begin afresh."""

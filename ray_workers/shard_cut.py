@@ -12,6 +12,8 @@ from areno.materialize.materializer import MaterializedBatch
 from areno.materialize.plan import plan_shards
 from ray_workers.chunk import ChunkInfo
 
+SHARDS_PER_WORKER, MIN_SHARD_S = 4, 0.005
+
 # Cutting finer than into one shard for each idle actor evens out what nobody can foresee, which is how long reward calls
 # take. That is worth a call to an actor and back for shards whose scoring takes several times as long.
 EVEN_OUT = 4

@@ -12,13 +12,13 @@ from areno.api.models import SamplingParams
 from areno.config import RunConfig
 from areno.executor import TrainReport
 from areno.materialize.rollout_batch import RolloutBatch
+from ray_workers.actors import START_TIMEOUT_S, end_actors, start_actor
 from ray_workers.calls import get_all, get_each, span_of
 from ray_workers.chunk import ChunkInfo
 from ray_workers.cluster import check_free, demand_of
 from ray_workers.train_job import WorkerOrder
 from ray_workers.train_worker import TrainWorker
 
-PLACE_TIMEOUT_S = 300.0
 # A worker that died is told at once; a step of long answers may take its time.
 CALL_TIMEOUT_S = 24 * 3600.0
 
@@ -36,14 +36,11 @@ class TrainGroup:
 
     def __init__(self, config: RunConfig, tokenizer: Any, run: str, actor_options: dict[str, Any]) -> None:
         check_free(demand_of(actor_options, config.basic.world_size))
-        actor = ray.remote(TrainWorker)
         self._actors: list[Any] = []
         try:
             for rank in range(config.basic.world_size):
-                name = f"train-{rank}"
-                options = {"name": name, "namespace": f"areno-{run}", **actor_options}
-                self._actors.append(actor.options(**options).remote(name, run, config, rank))
-            (rendezvous,) = get_all([self._actors[0].open_rendezvous.remote()], PLACE_TIMEOUT_S, "train workers")
+                self._actors.append(start_actor(TrainWorker, f"train-{rank}", run, actor_options, config, rank))
+            (rendezvous,) = get_all([self._actors[0].open_rendezvous.remote()], START_TIMEOUT_S, "train workers")
             boxed = ray.put(tokenizer)
             loading = [a.load.remote(boxed, rendezvous) for a in self._actors]
             self.end_token_ids: tuple[int, ...] = self._collect(loading, "load the model")[0]
@@ -110,6 +107,4 @@ class TrainGroup:
 
     def close(self) -> None:
         actors, self._actors = self._actors, []
-        if ray.is_initialized():
-            for actor in actors:
-                ray.kill(actor)
+        end_actors(actors)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_scorer_process import CAUSES, HOOK, QUICK
+from reward_hooks import ALARMING, CAUSES, HOOK, QUICK
 
 from areno.api import PromptItem
 from areno.materialize import LocalMaterializer, RolloutBatch, ScoringOptions
@@ -221,25 +221,6 @@ def test_math_verify_with_its_own_timeouts(make: Any, tokenizer: Any, backend: s
         batch = make(backend, example, scoring=ScoringOptions(timeout_s=timeout_s)).materialize(rollout, items)
         assert batch.rewards.tolist() == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
         assert not batch.failures
-
-
-ALARMING = """import signal, time
-class TooLong(Exception): pass
-def late(*_): raise TooLong
-def reward_fn(record):
-    what = record.source_record["what"].get(record.metadata["sample_index"], "")
-    if what == "sleep": time.sleep(60)
-    old = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        while what == "spin": pass
-        return 1.0
-    except TooLong:
-        return -1.0
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-"""
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

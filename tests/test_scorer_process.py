@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reward_hooks import ALARMING, ASYNC, BATCH, CAUSES, HOOK, QUICK
 from strategies import items_for
 
 from areno.errors import UsageError
@@ -23,59 +24,6 @@ from areno.materialize.scorer import InlineScorer
 from areno.materialize.scorer_process import ProcessScorer
 from areno.materialize.scoring import Scores, ScoringOptions
 from areno.materialize.shard import make_scorer
-
-# What a sample does is written in its prompt's record, so that one hook file serves all tests.
-HOOK = r"""
-import ctypes, os, signal, sys, threading, time
-import numpy as np
-
-def value(record):
-    return record.tokens[-1] / 7 + len(record.completion)
-
-def behave(record):
-    what = record.source_record["what"].get(record.metadata["sample_index"], "ok")
-    if what == "sleep": time.sleep(3600)
-    if what == "swallow":
-        end = time.time() + 3600
-        while time.time() < end:
-            try: time.sleep(3600)
-            except BaseException: pass
-    if what == "c_sleep": ctypes.PyDLL(None).sleep(3600)  # holds the interpreter: no Python code runs meanwhile
-    if what == "blocked":
-        signal.pthread_sigmask(signal.SIG_BLOCK, set(range(1, 65)))
-        while True: pass
-    if what == "segv": os.kill(os.getpid(), signal.SIGSEGV); time.sleep(9)
-    if what == "exit": os._exit(1)
-    if what == "sys_exit": sys.exit(3)
-    if what == "raise": raise ValueError("no gold")
-    if what == "recursion":
-        def deeper(): return deeper()
-        deeper()
-    if what == "memory": return len(bytearray(1 << 34))
-    if what == "none": return None
-    if what == "nan": return float("nan")
-    if what == "text": return "1.0"
-    if what == "fork":
-        if os.fork() == 0: pass  # the child returns, as if it were the scorer
-    if what == "thread": threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
-    if what == "alarm":
-        signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.alarm(1)  # left ticking: it would kill a later sample
-    if what == "parts": return {"reward": value(record), "length": len(record.tokens)}
-    return value(record)
-
-def reward_fn(record):
-    return behave(record)
-"""
-BATCH = HOOK.replace(
-    "def reward_fn(record):\n    return behave(record)", "def reward_fn_batch(rs):\n    return [behave(r) for r in rs]"
-)
-ASYNC = HOOK.replace("def reward_fn(record):\n", "async def reward_fn(record):\n")
-
-CAUSES = {
-    "sleep": "timeout", "swallow": "timeout", "c_sleep": "timeout", "blocked": "timeout", "segv": "killed",
-    "exit": "killed", "sys_exit": "exception", "raise": "exception", "recursion": "exception", "memory": "memory",
-    "none": "none", "nan": "non_finite", "text": "bad_type",
-}  # fmt: skip
 
 
 def shard(behaviours: dict[int, str], count: int, tokenizer: Any) -> RecordBatch:
@@ -233,24 +181,8 @@ def test_results_do_not_depend_on_isolation(scorer_of: Any, tokenizer: Any) -> N
 
 
 def test_a_verifier_with_its_own_alarm_works(scorer_of: Any, tokenizer: Any) -> None:
-    text = """
-import signal
-class TooLong(Exception): pass
-def reward_fn(record):
-    def late(*_): raise TooLong
-    old = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        while record.metadata["sample_index"] == 2: pass
-        return 1.0
-    except TooLong:
-        return -1.0
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-"""
     for options in ({}, {"timeout_s": 2.0}):
-        scores = scorer_of(text, **options).score(shard({}, 5, tokenizer))
+        scores = scorer_of(ALARMING, **options).score(shard({2: "spin"}, 5, tokenizer))
         assert scores.rewards_N.tolist() == [1, 1, -1, 1, 1]
 
 
@@ -300,9 +232,6 @@ def test_the_scorer_ends_with_its_watcher(scorer_of: Any, reward_file: Any, tmp_
 def alive(pid: str) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-
-
-QUICK = ["ok", "raise", "none", "nan", "text", "sys_exit", "recursion", "parts", "fork", "exit", "segv"]
 
 
 @pytest.fixture(scope="module")

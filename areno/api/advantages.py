@@ -68,9 +68,9 @@ def compute_batch_group_advantages(
     if keep_N.shape != rewards_N.shape:
         raise ValueError(f"mask has {keep_N.size} entries for {rewards_N.size} rewards.")
     group_N = np.repeat(np.arange(sizes_G.size), sizes_G)
-    kept_sizes_G = np.bincount(group_N[keep_N], minlength=sizes_G.size)
-    advantages_N = np.zeros(rewards_N.size)
+    kept_sizes_G = np.bincount(group_N[keep_N])
     kept_sizes_G = kept_sizes_G[kept_sizes_G > 0]
+    advantages_N = np.zeros(rewards_N.size)
     advantages_N[keep_N] = _advantages(rewards_N[keep_N], kept_sizes_G, eps, scale, baseline)
     return advantages_N
 

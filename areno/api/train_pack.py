@@ -65,8 +65,8 @@ def padded_pack(rows: Sequence[TrainRow], *, pad_id: int) -> TrainPack:
     blanks = _beginnings(np.zeros(2 * longest, dtype=np.float32), blank_B1)
     logprobs = [*_interleaved(blanks[:-1], of.logprobs), blanks[-1]]
     input_ids_BL = _concat(tokens, np.int64).reshape(shape)
-    prompt_mask_BL = _run_values([True, False, True], runs_B3).reshape(shape)
-    advantages_BL = _on_responses(rows, runs_B3).reshape(shape)
+    prompt_mask, advantages = _on_runs(of, [True, False, True], runs_B3)
+    prompt_mask_BL, advantages_BL = prompt_mask.reshape(shape), advantages.reshape(shape)
     for b in of.by_token:
         response = slice(rows[b].prompt_P.size, int(lengths_B[b]))
         prompt_mask_BL[b, response], advantages_BL[b, response] = _by_token(rows[b])
@@ -107,10 +107,10 @@ def packed_pack(rows: Sequence[TrainRow]) -> TrainPack:
     runs_B2[:, 1] = sites_B - runs_B2[:, 0]
     mask_A, advantages_A = _site_values(rows, of, runs_B2)
     blanks = _beginnings(np.zeros(longest, dtype=np.float32), runs_B2[:, 0])
-    without_prompt = np.flatnonzero(of.lens_B2[:, 0] == 0).tolist()
-    logprobs = list(of.logprobs)
-    for b in without_prompt:
-        logprobs[b] = logprobs[b][1:]
+    logprobs = [
+        logprobs if prompt else logprobs[1:]
+        for logprobs, prompt in zip(of.logprobs, of.lens_B2[:, 0].tolist(), strict=True)
+    ]
     positions = _beginnings(np.arange(longest, dtype=np.int64), lens_B)
     return {
         "input_ids": torch.from_numpy(_concat(_interleaved(of.prompts, of.responses), np.int64)).unsqueeze(0),
@@ -127,13 +127,15 @@ def packed_pack(rows: Sequence[TrainRow]) -> TrainPack:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The parts of rows, each kind for itself. lens_B2 int64 [B,2]: prompt and response tokens. `by_token` are the rows
-    whose prompt or advantage is given token by token, `masked` those with a loss mask."""
+    """The parts of rows, each kind for itself. lens_B2 int64 [B,2]: prompt and response tokens. advantages_B float32 [B],
+    0 where they are an array. `by_token` are the rows whose prompt or advantage is given token by token, `masked` those
+    with a loss mask."""
 
     prompts: Sequence[npt.NDArray[Any]]
     responses: Sequence[npt.NDArray[Any]]
     logprobs: Sequence[npt.NDArray[Any]]
     lens_B2: npt.NDArray[np.int64]
+    advantages_B: npt.NDArray[np.float32]
     by_token: list[int]
     masked: list[int]
 
@@ -149,17 +151,16 @@ def _columns(rows: Sequence[TrainRow]) -> _Columns:
         if mask is not None or isinstance(advantage, np.ndarray)
     ]
     masked = [b for b, mask in enumerate(loss_masks) if mask is not None]
-    return _Columns(prompts, responses, logprobs, lens_B2, tokenwise, masked)
+    values_B = np.array([0.0 if isinstance(a, np.ndarray) else a for a in advantages], dtype=np.float32)
+    return _Columns(prompts, responses, logprobs, lens_B2, values_B, tokenwise, masked)
 
 
 def _site_values(
     rows: Sequence[TrainRow], of: _Columns, runs_B2: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
     """bool [A] and float32 [A]: which sites predict a token to learn from, and the advantage of each."""
-    advantages_A = _on_responses(rows, runs_B2)
-    mask_A = _run_values([False, True], runs_B2)
-    if not of.by_token and not of.masked:
-        return mask_A, advantages_A
+    prompt_mask_A, advantages_A = _on_runs(of, [True, False], runs_B2)
+    mask_A = ~prompt_mask_A
     ends_B2 = np.cumsum(runs_B2).reshape(-1, 2).tolist()
     for b in sorted({*of.by_token, *of.masked}):
         row, (start, stop) = rows[b], ends_B2[b]
@@ -179,18 +180,15 @@ def _by_token(row: TrainRow) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
     return mask_R, np.where(mask_R, 0.0, row.advantage)
 
 
-def _on_responses(rows: Sequence[TrainRow], runs_BR: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """float32: each row's advantage on its second run, 0 on the others; 0 for a row whose advantages are an array."""
+def _on_runs(
+    of: _Columns, is_prompt_R: Sequence[bool], runs_BR: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
+    """bool and float32: for each token of the runs of each row, whether it is of a prompt run (or of padding), and the
+    row's advantage on its second run, that of the response, 0 on the others."""
     values_BR = np.zeros(runs_BR.shape, dtype=np.float32)
-    values_BR[:, 1] = [0.0 if isinstance(row.advantage, np.ndarray) else row.advantage for row in rows]
-    return values_BR.reshape(-1).repeat(runs_BR.reshape(-1))
-
-
-def _run_values(values_R: Sequence[bool], runs_BR: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """bool: the same values on the runs of each row."""
-    values_BR = np.empty(runs_BR.shape, dtype=np.bool_)
-    values_BR[:] = values_R
-    return values_BR.reshape(-1).repeat(runs_BR.reshape(-1))
+    values_BR[:, 1] = of.advantages_B
+    lens = runs_BR.reshape(-1)
+    return np.tile(is_prompt_R, len(runs_BR)).repeat(lens), values_BR.reshape(-1).repeat(lens)
 
 
 def _beginnings(array: npt.NDArray[Any], lens_B: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:

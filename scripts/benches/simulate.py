@@ -25,10 +25,9 @@ from benches.inputs import Size, load_tokenizer, prompt_items, rollout_arrays
 from benches.ray import BUSY, TRIVIAL
 from benches.ray_session import materializer, ray_session, warm_up
 from ray_workers.chunk import ChunkInfo
-from ray_workers.shard_cut import ShardCut
+from ray_workers.shard_cut import MIN_SHARD_S, SHARDS_PER_WORKER, ShardCut
 
 GPUS = 8
-SHARDS_PER_ACTOR, MIN_SHARD_S = 4, 0.005  # as RayMaterializer
 REWARDS_S = (0.0, 0.005, 0.05, 0.5)
 BUSY_S = 0.005
 
@@ -67,7 +66,7 @@ def local_step(units: Units, size: Size, reward_s: float) -> float:
 
 def ray_step(units: Units, size: Size, reward_s: float, *, actors: int, cores: int, trainers: int) -> Step:
     """A step through `actors`, its chunks put and its micro-batches laid out by `trainers` at a time."""
-    cut = ShardCut(actors, SHARDS_PER_ACTOR, MIN_SHARD_S, units.token + units.store, units.sample + reward_s)
+    cut = ShardCut(actors, SHARDS_PER_WORKER, MIN_SHARD_S, units.token + units.store, units.sample + reward_s)
     groups_G = np.full(size.groups, size.tokens // size.groups), np.full(size.groups, size.samples)
     shards = len(cut.shards(ChunkInfo(*groups_G), idle=actors))
     tokens_s = size.tokens / shards * (units.token + units.store)
@@ -123,13 +122,13 @@ def measure_units(tokenizer: Any, reward: str, size: Size, rounds: int) -> Units
             driver[groups] = (time.thread_time() - main) / (3 * rounds + 1)
         shard = max((times[32] - times[4]) / 28 - sample, 1e-5)
         start = max(times[4] - 4 * (shard + sample), 0.0)
-        one._cut = replace(as_usual, shards_per_worker=SHARDS_PER_ACTOR, min_shard_s=0)
+        one._cut = replace(as_usual, shards_per_worker=SHARDS_PER_WORKER, min_shard_s=0)
         import ray
 
         warm_up(lambda: one.materialize(rollout, items))
         put = median_s(lambda: ray.put(rollout), rounds) / size.tokens
         through = median_s(lambda: one.materialize(rollout, items), rounds)
-    rest = through - start - SHARDS_PER_ACTOR * shard - sample * size.completions
+    rest = through - start - SHARDS_PER_WORKER * shard - sample * size.completions
     store = max(rest / size.tokens - put - token, 0.0)
     return Units(token, store, put, layout, sample, shard, min(max(driver[32] - driver[4], 0.0) / 28, shard), start)
 
